@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Payload conversion and the operator QuantizePagedCache. Chooses nothing: calls the instance's backend.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/instance.h"
+#include "core/page.h"
+
+namespace kvpages {
+
+// Input tensor as a caller hands it: strided, dense, not owned.
+struct TensorView {
+  const void* data = nullptr;
+  Type type = Type::f32;
+  Shape shape;
+  int64_t batch_stride = 0, head_stride = 0, token_stride = 0;  // elements; head_dim is contiguous
+};
+TensorView ContiguousView(const void* data, Type type, const Shape& shape);
+
+// A dense page payload: copies `view` bit for bit (rows past `length` too).
+Result<PayloadRef> MakeDense(const InstanceRef& instance, const TensorView& view);
+
+// Decodes rows [begin, end) to f32; strides in elements. ERR_UNSUPPORTED for an opaque payload.
+Status Decode(const InstanceRef& instance, const Payload& payload, int64_t begin, int64_t end, float* out,
+              int64_t batch_stride, int64_t head_stride, int64_t token_stride);
+
+struct EncodeOptions {
+  SpecOptions spec;
+  const float* scales = nullptr;  // calibration given: Grid::count values
+  int64_t scale_count = 0;
+  const int32_t* zeros = nullptr;
+  int64_t zero_count = 0;
+};
+// Encodes rows [0, valid) of a tensor with a resolved spec (dense specs narrow). Non-finite input follows
+// options.spec.non_finite; errors name the first index. Rows past `valid` decode to 0.
+Result<PayloadRef> Encode(const InstanceRef& instance, const TensorView& view, int64_t valid, const Spec& spec,
+                          const EncodeOptions& options, const char* argument);
+
+// What a payload lost, against the dense source. All in float64 over valid elements.
+struct Fidelity {
+  double rmse = 0, max_error = 0, sqnr_db = 0, signal_rms = 0;
+  int64_t saturated = 0;  // elements whose code is at the end of its range while the source lies beyond it
+  int64_t elements = 0;
+};
+Result<Fidelity> Measure(const InstanceRef& instance, const TensorView& source, const Payload& payload, int64_t valid);
+
+// One side of the operator: scale, and a zero point whose type chooses the destination.
+struct Destination {
+  double scale = 0;     // as given; must be a finite f32 > 0 even for a dense destination
+  Type type = Type::f32;
+  uint8_t zero_byte = 0;  // the zero point's byte as given; unused for dense destinations
+};
+// ai.rt::QuantizePagedCache (onnx-light): pages named by `indices` get new payloads, all others are shared.
+// Publishes nothing on failure.
+Result<PagedCache> QuantizePagedCache(const InstanceRef& instance, const PagedCache& cache, std::span<const int64_t> indices,
+                                      const Destination& key, const Destination& value);
+
+}  // namespace kvpages
