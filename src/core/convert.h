@@ -6,6 +6,7 @@
 #include <span>
 
 #include "core/instance.h"
+#include "core/float.h"
 #include "core/page.h"
 
 namespace kvpages {
@@ -21,6 +22,18 @@ TensorView ContiguousView(const void* data, Type type, const Shape& shape);
 
 // A dense page payload: copies `view` bit for bit (rows past `length` too).
 Result<PayloadRef> MakeDense(const InstanceRef& instance, const TensorView& view);
+
+// An affine payload in onnx-light's layout from its parts; copies them. axis -1: per tensor, block 0: one scale per index
+// of the axis. Checks type, sizes, finite positive scales; zero points are read in their low bits.
+struct AffineParts {
+  std::span<const uint8_t> codes;
+  std::span<const float> scales;
+  std::span<const uint8_t> zeros;  // one byte per scale, or empty for zero points of 0
+};
+Result<PayloadRef> MakeAffine(const InstanceRef& instance, const Shape& shape, Type type, int axis, int64_t block,
+                              const AffineParts& parts);
+// The spec word of an affine layout: its axis where a spec has it, else `tensor` (such a layout is read by its grid).
+Spec AffineSpec(Type type, int axis, int64_t block);
 
 // Decodes rows [begin, end) to f32; strides in elements. ERR_UNSUPPORTED for an opaque payload.
 Status Decode(const InstanceRef& instance, const Payload& payload, int64_t begin, int64_t end, float* out,
@@ -52,6 +65,8 @@ struct Destination {
   Type type = Type::f32;
   uint8_t zero_byte = 0;  // the zero point's byte as given; unused for dense destinations
 };
+// Scales of the operator: finite and > 0 as f32.
+Status CheckScale(double scale, const char* argument);
 // ai.rt::QuantizePagedCache (onnx-light): pages named by `indices` get new payloads, all others are shared.
 // Publishes nothing on failure.
 Result<PagedCache> QuantizePagedCache(const InstanceRef& instance, const PagedCache& cache, std::span<const int64_t> indices,

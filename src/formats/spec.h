@@ -60,6 +60,9 @@ const Preset* FindPreset(std::string_view name);
 // A spec string or a preset's name; `value_side` picks the preset's V spec.
 Result<Spec> ParseSpecOrPreset(std::string_view text, bool value_side, const char* argument);
 
+// "name=value" words separated by commas: overflow, global, rule, nonFinite, hadamardRun. ERR_ARGUMENT names the word.
+Result<SpecOptions> ParseSpecOptions(std::string_view text, const char* argument);
+
 // Every allowed type x axis x calibration x scale-type in canonical form, dense types and schemes included: what
 // "every spec" means in a test. Modifiers are not multiplied in.
 std::vector<std::string> AllSpecs();
@@ -80,6 +83,14 @@ struct ArraySizes {
 };
 ArraySizes SizesOf(const Spec& spec, const Shape& shape);
 int ScaleBytes(ScaleType type);
+// Stored form of given scales (rounded to the scale type; e4m3 finds its g). ERR_ARGUMENT when one rounds to 0 or
+// to infinity.
+Status StoreScales(const Spec& spec, const float* scales, int64_t count, uint8_t* out, float* global);
+// Elements of the first `valid` rows whose code stands at the end of its range while the source lies beyond the value
+// it decodes to. `restored`: contiguous [batch, heads, valid, width]; the source is strided and dense.
+int64_t CountSaturated(const Spec& spec, const Shape& shape, const Grid& grid, const uint8_t* codes, const uint8_t* scales,
+                       const uint8_t* zeros, float global, int64_t valid, const float* restored, const void* source,
+                       Type source_type, int64_t batch_stride, int64_t head_stride, int64_t token_stride);
 // Run length n of +hadamard for a head_dim: the largest power of two dividing it, or llama.cpp's choice.
 int64_t HadamardLength(int64_t width, HadamardRun run);
 
