@@ -48,7 +48,7 @@ std::string Letters(int32_t (*)(Args...)) {
     after_pointer = std::is_pointer_v<T>;
   };
   // On 32-bit targets size_t is uint32_t, so a length is known by its place, not by its type.
-  (add.template operator()<std::conditional_t<std::is_same_v<Args, unsigned long>, uint32_t, Args>>(), ...);
+  (add.template operator()<std::conditional_t<std::is_same_v<Args, size_t>, uint32_t, Args>>(), ...);
   return letters;
 }
 

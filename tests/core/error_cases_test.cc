@@ -95,7 +95,7 @@ class Call {
   T Next() {
     if (length_pending_) {
       length_pending_ = false;
-      return static_cast<T>(length_);
+      if constexpr (std::is_integral_v<T>) return static_cast<T>(length_);
     }
     const json& argument = arguments_.at(next_++);
     if constexpr (std::is_pointer_v<T>) {
