@@ -22,7 +22,7 @@ const arrays: ReadonlyArray<readonly [input: string, output: string, bytes: numb
   ['L', 'l', 8, 'BigInt64Array'],
 ];
 export const letters: ReadonlyMap<string, Letter> = new Map(
-  arrays.flatMap(([input, output, bytes, view]) => [
+  arrays.flatMap(([input, output, bytes, view]): Array<[string, Letter]> => [
     [input, { bytes, view, output: false }],
     [output, { bytes, view, output: true }],
   ]),

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// What users import; nothing else is public.
+import { openHere } from '#load';
+import { KvPages } from './kv-pages.js';
+import type { LoadOptions } from './kv-pages.js';
+
+export { KvPagesError } from './errors.js';
+export type { ErrorCode, ErrorFields } from './errors.js';
+export { KvPages } from './kv-pages.js';
+export type {
+  Backend,
+  BackendInfo,
+  Formats,
+  Kernels,
+  LoadOptions,
+  QuantizeOptions,
+  TypeInfo,
+  WasmSource,
+} from './kv-pages.js';
+export { PagedCache } from './paged-cache.js';
+export type { AsyncOptions, Destination, Page, PageInfo, PageSource } from './paged-cache.js';
+export { QuantizedTensor } from './quantized-tensor.js';
+export type { DequantizeOptions, Figures, TensorInfo } from './quantized-tensor.js';
+export type { DenseTensor, DenseType, DenseTypeWord, TensorData, TensorLike } from './tensor.js';
+
+/**
+ * Loads the core and makes an instance of it, with kernels and a memory limit of its own. Browsers, workers, Deno, Bun and
+ * edge runtimes get WebAssembly; Node gets the addon where it loads, else WebAssembly. `kv.backend`, `kv.kernels` and
+ * `kv.reason` say what was chosen and why.
+ * @throws KvPagesError `ERR_BACKEND` where a backend or kernels that were asked for cannot be had; nothing else is taken instead
+ */
+export async function load(options: LoadOptions = {}): Promise<KvPages> {
+  const { loaded, kernels, maxBytes } = await openHere(options);
+  return new KvPages(loaded, kernels, maxBytes);
+}

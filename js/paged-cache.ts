@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pages of one layer's keys and values.
+import type { Core } from './binding.js';
+import { KvPagesError } from './errors.js';
+import { Owned } from './owned.js';
+import type { Session } from './owned.js';
+import { QuantizedTensor, readContiguous } from './quantized-tensor.js';
+import type { TensorInfo } from './quantized-tensor.js';
+import { bytesOf, bytesPerElement, denseType, int64Array, requireInteger, requireNumber, requireObject, requireString, wrongType } from './tensor.js';
+import type { DenseTypeWord, TensorLike } from './tensor.js';
+
+/** A page as `PagedCache.pages` lists it. */
+export interface PageInfo {
+  /** Position of its first token. */
+  readonly start: number;
+  /** Valid tokens; the first rows of K and V. */
+  readonly length: number;
+  /** Tokens that K and V have room for. */
+  readonly capacity: number;
+  readonly key: TensorInfo;
+  readonly value: TensorInfo;
+}
+
+/** A page with its tensors, which share the cache's memory and live on their own. */
+export interface Page extends Pick<PageInfo, 'start' | 'length' | 'capacity'> {
+  readonly key: QuantizedTensor;
+  readonly value: QuantizedTensor;
+}
+
+/** A page to be added: tensors `[batch, kv_heads, capacity, head_dim]`. */
+export interface PageSource {
+  readonly key: TensorLike | QuantizedTensor;
+  readonly value: TensorLike | QuantizedTensor;
+  /** Position of the first token; by default where the page before ends. */
+  readonly start?: number;
+  /** Valid tokens; by default all. */
+  readonly length?: number;
+}
+
+/** What one side of the chosen pages becomes. */
+export interface Destination {
+  /** Integer types give codes, the others dense elements. */
+  readonly type: 'int8' | 'uint8' | 'int4' | 'uint4' | 'int2' | 'uint2' | DenseTypeWord;
+  /** Step between codes: finite and > 0 as f32, for dense types too (which do not use it; 1 by default there). */
+  readonly scale?: number;
+  /** Code of the value 0, within the type's range; 0 by default. */
+  readonly zeroPoint?: number;
+}
+
+export interface AsyncOptions {
+  /** Ends the work between two pages with `ERR_ABORTED`; nothing has changed then. */
+  readonly signal?: AbortSignal;
+  /** Called after each page. */
+  readonly onProgress?: (progress: { readonly done: number; readonly total: number }) => void;
+}
+
+/**
+ * Pages of keys and values, each side of each page dense or encoded by itself. Operations give new caches, which share all
+ * pages that did not change; a cache once made stays as it is. The form of onnx-light's `PagedCacheProto`.
+ */
+export class PagedCache extends Owned {
+  #info: { name?: string; docString?: string; pages: readonly PageInfo[] } | undefined;
+
+  /** @internal */
+  constructor(session: Session, handle: number) {
+    super(session, handle);
+  }
+
+  get #read(): { name?: string; docString?: string; pages: readonly PageInfo[] } {
+    if (this.#info === undefined || this.disposed) this.#info = this.session.core.json('kvp_paged_info', this.handle);
+    return this.#info!;
+  }
+  /** Name in the file that the cache was read from. */
+  get name(): string | undefined {
+    return this.#read.name;
+  }
+  get docString(): string | undefined {
+    return this.#read.docString;
+  }
+  get pages(): readonly PageInfo[] {
+    return this.#read.pages;
+  }
+  /** Valid tokens of all pages. */
+  get tokens(): number {
+    return this.pages.reduce((sum, page) => sum + page.length, 0);
+  }
+  /** Bytes of all payloads, K and V, rows past a page's length included. */
+  get byteLength(): number {
+    return this.pages.reduce((sum, page) => sum + page.key.byteLength + page.value.byteLength, 0);
+  }
+
+  /** The tensors of page `index`. @throws KvPagesError `ERR_ARGUMENT` where there is no such page */
+  page(index: number): Page {
+    requireNumber(index, 'page');
+    const side = (name: string) => new QuantizedTensor(this.session, this.session.core.handle('kvp_paged_payload', this.handle, index, name));
+    const key = side('key');
+    const value = side('value');
+    const { start, length, capacity } = this.pages[index]!;
+    return { start, length, capacity, key, value };
+  }
+
+  /** The same as `kv.quantizePagedCache(this, pageIndices, destinations)`. */
+  quantize(pageIndices: Iterable<number | bigint>, destinations: { readonly key: Destination; readonly value: Destination }): PagedCache {
+    return quantizePagedCache(this.session, this, pageIndices, destinations);
+  }
+
+  /**
+   * Bytes of a `PagedCacheProto`, fields in onnx-light's order.
+   * @param options.out memory to write into, of exactly the serialized size
+   * @throws KvPagesError `ERR_BUFFER` where `out` has another size
+   */
+  serialize(options: { readonly out?: ArrayBufferView } = {}): Uint8Array {
+    requireObject(options, 'options');
+    const { core } = this.session;
+    const bytes =
+      options.out === undefined ? new Uint8Array(core.number('kvp_paged_serialized_size', this.handle)) : bytesOf(options.out, 'out');
+    core.call('kvp_paged_serialize', this.handle, bytes);
+    return bytes;
+  }
+
+  /** A cache of its own with the same pages; their memory is shared. */
+  clone(): PagedCache {
+    return new PagedCache(this.session, this.session.core.handle('kvp_paged_clone', this.handle));
+  }
+}
+
+/** @internal */
+export function parsePagedCache(session: Session, bytes: unknown): PagedCache {
+  return new PagedCache(session, session.core.handle('kvp_paged_parse', session.instance, bytesOf(bytes, 'bytes')));
+}
+
+/** @internal */
+export function quantizePagedCache(session: Session, cache: unknown, pageIndices: unknown, destinations: unknown): PagedCache {
+  const handle = Owned.handleOf(cache, PagedCache, session, 'cache');
+  const indices = int64Array(pageIndices, 'pageIndices');
+  const { core } = session;
+  return new PagedCache(session, core.handle('kvp_paged_quantize', handle, indices, ...readDestinations(destinations)));
+}
+
+type DestinationArguments = [keyScale: number, keyType: string, keyZero: number, valueScale: number, valueType: string, valueZero: number];
+
+function readDestinations(destinations: unknown): DestinationArguments {
+  requireObject(destinations, 'destinations');
+  const { key, value } = destinations as Partial<Record<string, unknown>>;
+  return [...readDestination(key, 'key'), ...readDestination(value, 'value')];
+}
+
+function readDestination(destination: unknown, argument: string): [scale: number, type: string, zero: number] {
+  requireObject(destination, argument);
+  const { type, scale, zeroPoint = 0 } = destination as Partial<Destination>;
+  const word = denseType(requireString(type, `${argument}.type`));
+  const needsNoScale = scale === undefined && (word === 'f32' || word === 'f16' || word === 'bf16');
+  return [needsNoScale ? 1 : requireNumber(scale, `${argument}.scale`), word, requireInteger(zeroPoint, `${argument}.zeroPoint`)];
+}
+
+/** @internal */
+export async function quantizePagedCacheAsync(
+  session: Session,
+  cache: unknown,
+  pageIndices: unknown,
+  destinations: unknown,
+  { signal, onProgress }: AsyncOptions = {},
+): Promise<PagedCache> {
+  const handle = Owned.handleOf(cache, PagedCache, session, 'cache');
+  const indices = int64Array(pageIndices, 'pageIndices');
+  const words = readDestinations(destinations);
+  const { core } = session;
+  const count = BigInt((cache as PagedCache).pages.length);
+  // Page by page the core cannot see that an index comes twice, nor refuse a later one before the first page is done.
+  const valid = new Set(indices).size === indices.length && indices.every((index) => index >= 0n && index < count);
+  let current = core.handle('kvp_paged_quantize', handle, valid ? new BigInt64Array(0) : indices, ...words);
+  try {
+    for (let done = 0; done < indices.length; ) {
+      if (done > 0) await pause();
+      throwIfAborted(signal, done);
+      const next = core.handle('kvp_paged_quantize', current, indices.slice(done, done + 1), ...words);
+      core.call('kvp_release', current);
+      current = next;
+      onProgress?.({ done: ++done, total: indices.length });
+    }
+    throwIfAborted(signal, indices.length);
+  } catch (error) {
+    core.call('kvp_release', current);
+    throw error;
+  }
+  return new PagedCache(session, current);
+}
+
+function throwIfAborted(signal: AbortSignal | undefined, done: number): void {
+  if (signal?.aborted) throw new KvPagesError('ERR_ABORTED', `aborted after ${done} pages; nothing has changed`, {}, { cause: signal.reason });
+}
+
+/** Lets timers, events and rendering run. */
+function pause(): Promise<void> {
+  const { setImmediate } = globalThis as { setImmediate?: (callback: () => void) => void };
+  return new Promise((resolve) => (setImmediate === undefined ? setTimeout(resolve, 0) : setImmediate(resolve)));
+}
+
+/** @internal */
+export function createPagedCache(session: Session, pages: unknown): PagedCache {
+  if (typeof pages !== 'object' || pages === null || !(Symbol.iterator in pages)) throw wrongType('pages', 'must be an array of pages', pages);
+  const { core } = session;
+  const cache = core.handle('kvp_paged_create', session.instance);
+  try {
+    let position = 0;
+    let index = 0;
+    for (const page of pages as Iterable<unknown>) {
+      const at = `pages[${index++}]`;
+      requireObject(page, at);
+      const { key, value, start = position, length } = page as Partial<PageSource>;
+      requireNumber(start, `${at}.start`);
+      if (length !== undefined) requireNumber(length, `${at}.length`);
+      withPayload(session, key, `${at}.key`, (keyHandle, capacity) =>
+        withPayload(session, value, `${at}.value`, (valueHandle) => {
+          core.call('kvp_paged_add', cache, start, length ?? capacity, keyHandle, valueHandle);
+          position = start + (length ?? capacity);
+        }),
+      );
+    }
+    core.call('kvp_paged_validate', cache);
+  } catch (error) {
+    core.call('kvp_release', cache);
+    throw error;
+  }
+  return new PagedCache(session, cache);
+}
+
+/** Calls `use` with a handle of the tensor; one that was made for it is given up afterwards (pages keep what they share). */
+function withPayload(session: Session, tensor: unknown, argument: string, use: (handle: number, capacity: number) => void): void {
+  if (tensor instanceof QuantizedTensor) {
+    use(Owned.handleOf(tensor, QuantizedTensor, session, argument), tensor.dims[2]);
+    return;
+  }
+  const raw = readContiguous(tensor, argument);
+  const handle = densePayload(session.core, session.instance, raw, argument);
+  try {
+    use(handle, raw.dims.at(-2) ?? 1);
+  } finally {
+    session.core.call('kvp_release', handle);
+  }
+}
+
+function densePayload(core: Core, instance: number, raw: ReturnType<typeof readContiguous>, argument: string): number {
+  return core.handle('kvp_payload_dense', instance, raw.bytes, raw.type, int64Array(raw.dims, `${argument}.dims`));
+}
+
+/** @internal */
+export function splitIntoPages(session: Session, key: unknown, value: unknown, pageTokens: unknown): PagedCache {
+  const tokensPerPage = requireInteger(pageTokens, 'pageTokens');
+  if (tokensPerPage < 1) throw new KvPagesError('ERR_ARGUMENT', `pageTokens: must be > 0, got ${tokensPerPage}`, { argument: 'pageTokens' });
+  const sides = [sliceTokens(key, 'key'), sliceTokens(value, 'value')] as const;
+  const [keyTokens, valueTokens] = [sides[0].tokens, sides[1].tokens];
+  if (keyTokens !== valueTokens) {
+    throw new KvPagesError('ERR_SHAPE', `value: must have the ${keyTokens} tokens of key, got ${valueTokens}`, {
+      argument: 'value',
+      expected: String(keyTokens),
+      actual: String(valueTokens),
+    });
+  }
+  const pages: PageSource[] = [];
+  for (let start = 0; start < keyTokens; start += tokensPerPage) {
+    const end = Math.min(keyTokens, start + tokensPerPage);
+    pages.push({ start, key: sides[0].slice(start, end), value: sides[1].slice(start, end) });
+  }
+  return createPagedCache(session, pages);
+}
+
+function sliceTokens(tensor: unknown, argument: string): { tokens: number; slice(start: number, end: number): TensorLike } {
+  const { bytes, type, dims } = readContiguous(tensor, argument);
+  const [width = 1, tokens = 1] = [...dims].reverse();
+  const rowBytes = width * bytesPerElement(type);
+  const heads = dims.slice(0, -2).reduce((product, dim) => product * dim, 1);
+  if (dims.length < 2 || dims.length > 4 || bytes.length !== heads * tokens * rowBytes) {
+    throw new KvPagesError('ERR_SHAPE', `${argument}: needs 2 to 4 dims [batch, kv_heads, tokens, head_dim] that fit its ${bytes.length} bytes of ${type}, got [${dims}]`, {
+      argument,
+    });
+  }
+  return {
+    tokens,
+    slice(start, end) {
+      const part = new Uint8Array(heads * (end - start) * rowBytes);
+      for (let head = 0; head < heads; ++head) {
+        const from = bytes.subarray((head * tokens + start) * rowBytes, (head * tokens + end) * rowBytes);
+        part.set(from, head * (end - start) * rowBytes);
+      }
+      return { type, dims: [...dims.slice(0, -2), end - start, width], data: part };
+    },
+  };
+}
