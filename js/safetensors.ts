@@ -4,6 +4,9 @@
 import { KvPagesError } from './errors.js';
 import { bytesOf } from './tensor.js';
 
+export { keyValueLayers } from './key-value-layers.js';
+export type { KeyValueLayer } from './key-value-layers.js';
+
 /** A tensor of the file; what `kv.quantize` and `kv.splitIntoPages` take where `type` is f32, f16 or bf16. */
 export interface SafeTensor {
   readonly name: string;

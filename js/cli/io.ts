@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files, standard input and output, progress on standard error.
+import { randomBytes } from 'node:crypto';
+import { readFile, rename, unlink, writeFile } from 'node:fs/promises';
+
+/** Something that failed and is not a bug: exit code 1, the message alone. */
+export class Failure extends Error {}
+
+const reasons: Readonly<Record<string, string>> = {
+  ENOENT: 'there is no such file or folder',
+  EISDIR: 'it is a folder',
+  EACCES: 'permission denied',
+  ENOSPC: 'the disk is full',
+};
+
+function reason(error: unknown): string {
+  const { code, message } = error as NodeJS.ErrnoException;
+  return (code !== undefined && reasons[code]) || message;
+}
+
+export const shown = (name: string, stream: string): string => (name === '-' ? stream : name);
+
+/** All bytes of a file or of standard input; none at all is an error here. */
+export async function readInput(name: string): Promise<Uint8Array> {
+  let bytes: Uint8Array;
+  try {
+    if (name === '-') {
+      const chunks: Uint8Array[] = [];
+      for await (const chunk of process.stdin) chunks.push(chunk as Uint8Array);
+      bytes = Buffer.concat(chunks);
+    } else {
+      bytes = await readFile(name);
+    }
+  } catch (error) {
+    throw new Failure(`${shown(name, 'standard input')} could not be read: ${reason(error)}`);
+  }
+  if (bytes.byteLength === 0) throw new Failure(`${shown(name, 'standard input')} is empty: there is nothing in it to read`);
+  return bytes;
+}
+
+/** Writes a whole file or nothing: a failed write leaves what was there before. */
+export async function writeOutput(name: string, bytes: Uint8Array): Promise<void> {
+  if (name === '-') return writeStdout(bytes);
+  const part = `${name}.${randomBytes(4).toString('hex')}.part`;
+  try {
+    await writeFile(part, bytes, { flag: 'wx' });
+    await rename(part, name);
+  } catch (error) {
+    await unlink(part).catch(() => undefined);
+    throw new Failure(`${name} could not be written: ${reason(error)}`);
+  }
+}
+
+export function writeStdout(data: string | Uint8Array): Promise<void> {
+  return new Promise((resolve, reject) => {
+    process.stdout.write(data, (error) => {
+      // The reader of a pipe may stop early (`| head`); that is its right.
+      if (!error || (error as NodeJS.ErrnoException).code === 'EPIPE') resolve();
+      else reject(new Failure(`standard output could not be written: ${reason(error)}`));
+    });
+  });
+}
+
+/** One line on standard error: rewritten in place at a terminal, else at most one line every two seconds and the last one. */
+export class Progress {
+  #last = 0;
+  #open = false;
+  constructor(private readonly quiet: boolean) {}
+
+  show(text: string, final = false): void {
+    if (this.quiet) return;
+    const now = Date.now();
+    if (process.stderr.isTTY) {
+      if (!final && now - this.#last < 80) return;
+      process.stderr.write(`\r\u001b[K${text}${final ? '\n' : ''}`);
+      this.#open = !final;
+    } else if (final || now - this.#last >= 2000) {
+      process.stderr.write(`${text}\n`);
+    } else {
+      return;
+    }
+    this.#last = now;
+  }
+
+  /** Ends a line that stands open, before an error is printed. */
+  close(): void {
+    if (this.#open) process.stderr.write('\n');
+    this.#open = false;
+  }
+}
