@@ -42,7 +42,7 @@ function surface(canvas: HTMLCanvasElement, width: number, height: number): Canv
   return context;
 }
 
-const plot = { left: 40, right: 6, top: 8, bottom: 18 };
+const plot = { left: 58, right: 6, top: 8, bottom: 18 };
 
 /** Channels of one token. `range` is shared by all tokens of the page, so that they can be compared. */
 export function drawCurve(canvas: HTMLCanvasElement, side: SideResult, token: number, range: [number, number]): void {
@@ -60,7 +60,7 @@ export function drawCurve(canvas: HTMLCanvasElement, side: SideResult, token: nu
   context.textBaseline = 'middle';
   context.textAlign = 'right';
   context.lineWidth = 1;
-  for (const tick of ticks(low, high, 4)) {
+  for (const tick of ticks(low, high, 5)) {
     const line = Math.round(y(tick)) + 0.5;
     context.strokeStyle = colors.grid;
     context.beginPath();
@@ -114,8 +114,8 @@ export function drawMaps(canvas: HTMLCanvasElement, side: SideResult, tokens: nu
   const mapWidth = width - left - plot.right;
   const image = new ImageData(dim, tokens);
   const maps: Array<[Float32Array<ArrayBuffer>, string]> = [
-    [side.original, 'orig.'],
-    [side.restored, 'rest.'],
+    [side.original, 'original'],
+    [side.restored, 'restored'],
   ];
   context.imageSmoothingEnabled = false;
   context.font = `11px ${getComputedStyle(canvas).fontFamily}`;

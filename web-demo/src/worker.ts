@@ -33,12 +33,15 @@ function offered(kv: KvPages): FormatChoice[] {
   };
   const coded = types.filter((type) => type.family === 'integer' || type.family === 'float').map((type) => type.name);
   const levels = types.filter((type) => type.family === 'levels').map((type) => type.name);
+  const axes: Array<[group: string, suffix: string, words: string]> = [
+    ['One scale per page', '/tensor', 'per page'],
+    ['One scale per token and head', '/token', 'per token'],
+    ['One scale per 16 channels of a token', '/token/16', 'per 16 channels'],
+    ['One scale per channel and 16 tokens', '/channel/16', 'per channel, 16 tokens'],
+  ];
   const choices: Array<[group: string, spec: string, label: string]> = [
-    ...coded.map((type): [string, string, string] => ['One scale per page', `${type}/tensor`, type]),
-    ...coded.map((type): [string, string, string] => ['One scale per token and head', `${type}/token`, type]),
-    ...coded.map((type): [string, string, string] => ['One scale per 16 channels of a token', `${type}/token/16`, type]),
-    ...coded.map((type): [string, string, string] => ['One scale per channel and 16 tokens', `${type}/channel/16`, type]),
-    ...levels.map((type): [string, string, string] => ['Rotated, level tables', `${type}/token+hadamard`, type]),
+    ...axes.flatMap(([group, suffix, words]) => coded.map((type): [string, string, string] => [group, type + suffix, `${type} ${words}`])),
+    ...levels.map((type): [string, string, string] => ['Level tables', `${type}/token+hadamard`, `${type} per token, rotated`]),
     ...types.filter((type) => type.family === 'scheme').map((type): [string, string, string] => ['Whole schemes', type.name, type.name]),
     // A centred preset takes its centre from the first tokens of a cache, which single pages do not have.
     ...presets
