@@ -1,0 +1,35 @@
+#!/usr/bin/env node
+// npm run build [addon] [wasm] [js] [dev] [asan] [fuzz]: sets up, then builds those (without words: addon, wasm, js).
+import { existsSync } from 'node:fs';
+import { buildJs } from './build-js.mjs';
+import { Failure, inRoot, isMain, jobs, run, say, script, seconds } from './lib.mjs';
+import { setup } from './setup.mjs';
+
+const presets = { addon: 'release', wasm: 'wasm', dev: 'dev', asan: 'asan', fuzz: 'fuzz' };
+
+/** Configures where needed and builds one CMake preset. */
+export function buildPreset(preset, targets = []) {
+  const began = Date.now();
+  if (!existsSync(inRoot('build', preset, 'build.ninja'))) run('cmake', ['--preset', preset, '--log-level=STATUS']);
+  run('cmake', ['--build', '--preset', preset, '-j', jobs, ...(targets.length ? ['--target', ...targets] : [])], {
+    env: { ...process.env, NINJA_STATUS: `[${preset} %f/%t] ` },
+  });
+  say(`${preset} built in ${seconds(began)}`);
+}
+
+export async function build(words = ['addon', 'wasm', 'js']) {
+  for (const word of words) {
+    if (word === 'js') await buildJs();
+    else if (presets[word]) buildPreset(presets[word], word === 'addon' ? ['kvpages_addon'] : []);
+    else throw new Failure(`build: no such part: ${word} (${[...Object.keys(presets), 'js'].join(' ')})`);
+  }
+}
+
+if (isMain(import.meta)) {
+  await script(async () => {
+    const words = process.argv.slice(2);
+    const tests = words.some((word) => ['dev', 'asan', 'fuzz'].includes(word));
+    await setup({ tests });
+    await build(words.length ? words : undefined);
+  });
+}

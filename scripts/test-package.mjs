@@ -1,0 +1,194 @@
+#!/usr/bin/env node
+// What a user gets: packs the package, installs the tarball offline into an empty project, and uses it there from ES
+// modules, CommonJS, TypeScript, the command line, and from a page bundled by Vite in Chromium.
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { capture, inRoot, isMain, say, script } from './lib.mjs';
+
+// The seed case: int4 with scale 0.25. Prints the backend and the codes.
+const body = `
+  const tensor = { type: 'f32', dims: [1, 1, 2, 2], data: new Float32Array([-1.25, -0.5, 0.25, 1.25]) };
+  const quantized = kv.quantize(tensor, { spec: 'int4:tensor', scale: 0.25 });
+  const restored = Array.from(kv.dequantize(quantized).data);
+  const line = kv.backend + ' ' + restored.join(' ');`;
+const values = '-1.25 -0.5 0.25 1.25';
+
+const typed = `
+  import { KvPagesError, load } from 'kvpages';
+  import type { KvPages } from 'kvpages';
+  export async function f(): Promise<number> {
+    const kv: KvPages = await load({ backend: 'wasm' });
+    const e: Error = new KvPagesError('ERR_SPEC', 'text');
+    // @ts-expect-error: no such backend
+    await load({ backend: 'abacus' });
+    return kv.usedBytes + e.message.length;
+  }
+`;
+
+export async function testPackage() {
+  if (!existsSync(inRoot('dist', 'index.node.js')) || !existsSync(inRoot('dist', 'kvpages.wasm'))) {
+    return { passed: 0, failed: 1, skipped: 0, why: 'dist/ is not built' };
+  }
+  const result = { passed: 0, failed: 0, skipped: 0 };
+  const check = async (name, test) => {
+    try {
+      await test();
+      result.passed += 1;
+      process.stdout.write(`package: ${name}: passed\n`);
+    } catch (error) {
+      result.failed += 1;
+      process.stdout.write(`package: ${name}: FAILED: ${error.message}\n`);
+    }
+  };
+  const demand = (condition, text) => {
+    if (!condition) throw new Error(text);
+  };
+
+  const folder = mkdtempSync(join(tmpdir(), 'kvpages-package-'));
+  const app = join(folder, 'app');
+  mkdirSync(app);
+  writeFileSync(join(app, 'package.json'), '{ "name": "app", "private": true, "type": "module" }\n');
+  const npm = (args, cwd) => capture('npm', args, { cwd, env: { ...process.env, npm_config_audit: 'false', npm_config_fund: 'false' } });
+  const node = async (args, cwd = app) => {
+    const { status, text } = await capture(process.execPath, args, { cwd, env: { ...process.env, NO_COLOR: '1' } });
+    demand(status === 0, `node ${args.join(' ')} ended with ${status}: ${text}`);
+    return text.trim();
+  };
+
+  try {
+    let packed;
+    await check('npm pack', async () => {
+      const { status, text } = await npm(['pack', '--json', '--silent', '--pack-destination', folder], inRoot());
+      demand(status === 0, text);
+      const parsed = JSON.parse(text.slice(text.search(/[[{]/)));
+      [packed] = Array.isArray(parsed) ? parsed : Object.values(parsed);
+      const paths = packed.files.map((file) => file.path);
+      const wanted = ['LICENSE', 'package.json', 'README.md', 'dist/index.node.js', 'dist/index.node.cjs', 'dist/index.browser.js', 'dist/kvpages.wasm',
+        'dist/types/index.d.ts', 'dist/types/index.d.cts', `prebuilds/${process.platform}-${process.arch}/kvpages.node`];
+      const missing = wanted.filter((path) => !paths.includes(path));
+      demand(missing.length === 0, `the tarball lacks ${missing.join(', ')}`);
+      const stray = paths.filter((path) => !/^(LICENSE|CHANGELOG\.md|package\.json|README\.md|dist\/.*\.(js|cjs|d\.ts|d\.cts|wasm)|prebuilds\/[^/]*\/kvpages\.node)$/.test(path));
+      demand(stray.length === 0, `the tarball has ${stray.join(', ')}`);
+      demand(packed.size < 5e6, `the tarball has ${packed.size} bytes`);
+      const { scripts = {}, dependencies = {} } = JSON.parse(readFileSync(inRoot('package.json'), 'utf8'));
+      demand(!['preinstall', 'install', 'postinstall', 'prepare'].some((name) => name in scripts), 'the package has an install script');
+      demand(Object.keys(dependencies).length === 0, 'the package has dependencies');
+      process.stdout.write(`package: ${paths.length} files, ${packed.size} bytes packed, ${packed.unpackedSize} unpacked\n`);
+    });
+    if (!packed) return result;
+
+    await check('installs offline into an empty project', async () => {
+      const { status, text } = await npm(['install', '--offline', join(folder, packed.filename)], app);
+      demand(status === 0, text);
+      demand(existsSync(join(app, 'node_modules', 'kvpages', 'package.json')), 'it is not in node_modules');
+    });
+
+    for (const backend of ['native', 'wasm']) {
+      writeFileSync(join(app, `${backend}.mjs`), `import { load } from 'kvpages';\nconst kv = await load({ backend: '${backend}' });${body}\nconsole.log(line);\n`);
+      writeFileSync(join(app, `${backend}.cjs`),
+        `const { load } = require('kvpages');\nload({ backend: '${backend}' }).then((kv) => {${body}\nconsole.log(line);\n});\n`);
+      for (const kind of ['mjs', 'cjs']) {
+        await check(`${kind}, ${backend}`, async () => {
+          const text = await node([`${backend}.${kind}`]);
+          demand(text === `${backend} ${values}`, `printed ${text}`);
+        });
+      }
+    }
+    await check('takes the addon by itself, and WebAssembly where the addon is not there', async () => {
+      writeFileSync(join(app, 'auto.mjs'), `import { load } from 'kvpages';\nconst kv = await load();\nconsole.log(kv.backend + ': ' + kv.reason);\n`);
+      const first = await node(['auto.mjs']);
+      demand(first.startsWith('native: '), `chose ${first}`);
+      const addons = join(app, 'node_modules', 'kvpages', 'prebuilds');
+      const saved = join(folder, 'prebuilds');
+      const { renameSync } = await import('node:fs');
+      renameSync(addons, saved);
+      try {
+        const second = await node(['auto.mjs']);
+        demand(second.startsWith('wasm: ') && second.includes('does not load'), `chose ${second}`);
+      } finally {
+        renameSync(saved, addons);
+      }
+    });
+    await check('subpaths', async () => {
+      writeFileSync(join(app, 'paths.mjs'), `
+        import { readFileSync } from 'node:fs';
+        import { createRequire } from 'node:module';
+        import * as esm from 'kvpages/safetensors';
+        const require = createRequire(import.meta.url);
+        const cjs = require('kvpages/safetensors');
+        const bytes = readFileSync(require.resolve('kvpages/kvpages.wasm'));
+        console.log(WebAssembly.validate(bytes), Object.keys(esm).sort().join() === Object.keys(cjs).sort().join(), require('kvpages/package.json').name);
+      `);
+      const text = await node(['paths.mjs']);
+      demand(text === 'true true kvpages', `printed ${text}`);
+    });
+    await check('command line', async () => {
+      const { version } = JSON.parse(readFileSync(inRoot('package.json'), 'utf8'));
+      const { status, text } = await capture(join(app, 'node_modules', '.bin', 'kvpages'), ['--version'], { cwd: app });
+      demand(status === 0 && text.includes(version), `kvpages --version ended with ${status}: ${text}`);
+    });
+
+    for (const [file, module, resolution] of [['esm.mts', 'nodenext', 'nodenext'], ['common.cts', 'nodenext', 'nodenext'], ['bundled.ts', 'esnext', 'bundler']]) {
+      await check(`types, ${file}`, async () => {
+        writeFileSync(join(app, file), typed);
+        await node([inRoot('node_modules', 'typescript', 'bin', 'tsc'), '--noEmit', '--strict', '--target', 'es2022', '--lib', 'es2024,dom,esnext.disposable',
+          '--module', module, '--moduleResolution', resolution, '--types', '', file]);
+      });
+    }
+
+    await check('publint', async () => {
+      const { publint } = await import('publint');
+      const { formatMessage } = await import('publint/utils');
+      const pkg = JSON.parse(readFileSync(inRoot('package.json'), 'utf8'));
+      const { messages } = await publint({ pkgDir: join(app, 'node_modules', 'kvpages'), level: 'warning', pack: false });
+      demand(messages.length === 0, messages.map((message) => formatMessage(message, pkg, { color: false })).join('\n'));
+    });
+
+    await check('bundled by Vite, in Chromium', async () => {
+      const page = join(app, 'page');
+      mkdirSync(page);
+      writeFileSync(join(page, 'index.html'), '<!doctype html><title>waiting</title><script type="module" src="./main.js"></script>\n');
+      writeFileSync(join(page, 'main.js'), `
+        import { load } from 'kvpages';
+        try {
+          const kv = await load();${body}
+          document.title = line;
+        } catch (error) {
+          document.title = 'failed: ' + error;
+        }
+      `);
+      const { build, preview } = await import('vite');
+      await build({ root: page, configFile: false, logLevel: 'warn', build: { target: 'es2022', outDir: 'dist', assetsInlineLimit: 0 } });
+      const server = await preview({ root: page, configFile: false, logLevel: 'warn', preview: { host: '127.0.0.1', port: 0 } });
+      const { chromium } = await import('playwright-core');
+      const browser = await chromium.launch({
+        executablePath: process.env.KVP_CHROMIUM ?? '/usr/bin/chromium',
+        args: ['--no-sandbox', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'],
+      });
+      try {
+        const tab = await browser.newPage();
+        const address = server.resolvedUrls?.local[0] ?? `http://127.0.0.1:${server.httpServer.address().port}/`;
+        await tab.goto(address);
+        await tab.waitForFunction(() => document.title !== 'waiting', undefined, { timeout: 20000 });
+        const title = await tab.title();
+        demand(title === `wasm ${values}`, `the page says ${title}`);
+      } finally {
+        await browser.close();
+        await server.close();
+      }
+    });
+  } finally {
+    rmSync(folder, { recursive: true, force: true });
+  }
+  return result;
+}
+
+if (isMain(import.meta)) {
+  await script(async () => {
+    const { passed, failed, why } = await testPackage();
+    if (why) say(why);
+    process.stdout.write(`${passed} passed, ${failed} failed\n`);
+    process.exitCode = failed ? 1 : 0;
+  });
+}
