@@ -15,9 +15,6 @@
 #include "backends/backend.h"
 #include "kvpages.h"
 
-#ifndef KVP_TEST_ROOT
-#define KVP_TEST_ROOT "tests"
-#endif
 
 namespace kvpages {
 namespace {
@@ -175,7 +172,7 @@ class ErrorCases : public ::testing::TestWithParam<const Backend*> {};
 
 TEST_P(ErrorCases, SameCodeTextAndFieldsAndNothingChanged) {
   if (!GetParam()->available()) GTEST_SKIP() << "skipped: this processor has no " << GetParam()->name;
-  std::ifstream file(KVP_TEST_ROOT "/errors/cases.json");
+  std::ifstream file(KVP_TESTS_DIR "/errors/cases.json");
   ASSERT_TRUE(file) << "tests/errors/cases.json is missing";
   const json table = json::parse(file);
   const json& cases = table.is_array() ? table : table.at("cases");
