@@ -1,8 +1,8 @@
 #!/usr/bin/env node
 // npm run build [addon] [wasm] [js] [dev] [asan] [fuzz]: sets up, then builds those (without words: addon, wasm, js).
-import { existsSync } from 'node:fs';
+import { existsSync, writeFileSync } from 'node:fs';
 import { buildJs } from './build-js.mjs';
-import { Failure, inRoot, isMain, jobs, run, say, script, seconds } from './lib.mjs';
+import { Failure, inRoot, isMain, jobs, read, run, say, script, seconds } from './lib.mjs';
 import { setup } from './setup.mjs';
 
 const presets = { addon: 'release', wasm: 'wasm', dev: 'dev', asan: 'asan', fuzz: 'fuzz' };
@@ -10,7 +10,13 @@ const presets = { addon: 'release', wasm: 'wasm', dev: 'dev', asan: 'asan', fuzz
 /** Configures where needed and builds one CMake preset. */
 export function buildPreset(preset, targets = []) {
   const began = Date.now();
-  if (!existsSync(inRoot('build', preset, 'build.ninja'))) run('cmake', ['--preset', preset, '--log-level=STATUS']);
+  // CMake configures again by itself when its files or the folders' contents change, but not for a change of the presets.
+  const stamp = inRoot('build', preset, 'configured.txt');
+  const wanted = read(inRoot('CMakePresets.json')) + read(inRoot('.toolchain', 'emscripten-root'));
+  if (read(stamp) !== wanted || !existsSync(inRoot('build', preset, 'build.ninja'))) {
+    run('cmake', ['--preset', preset]);
+    writeFileSync(stamp, wanted);
+  }
   run('cmake', ['--build', '--preset', preset, '-j', jobs, ...(targets.length ? ['--target', ...targets] : [])], {
     env: { ...process.env, NINJA_STATUS: `[${preset} %f/%t] ` },
   });

@@ -16,7 +16,7 @@ const PINS = {
 
 const PACKAGES = {
   build: [
-    'ca-certificates', 'ccache', 'clang-19', 'cmake', 'g++', 'libboost-dev', 'lld-19', 'llvm-19', 'make', 'ninja-build',
+    'ca-certificates', 'ccache', 'clang-19', 'cmake', 'g++', 'libboost-dev', 'lld-19', 'llvm-19', 'ninja-build',
     'protobuf-compiler', 'python3', 'xz-utils',
   ],
   test: ['brotli', 'chromium', 'libclang-rt-19-dev', 'libgtest-dev', 'libprotobuf-dev', 'nlohmann-json3-dev'],
