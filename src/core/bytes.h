@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "core/status.h"
 
@@ -59,6 +60,28 @@ class Bytes {
   uint8_t* data_ = nullptr;
   uint64_t size_ = 0;
   std::shared_ptr<Budget> budget_;
+};
+
+// A block that several payloads may hold: never written again.
+class SharedBytes {
+ public:
+  SharedBytes() = default;
+  SharedBytes(Bytes bytes)  // NOLINT(google-explicit-constructor): a block becomes shared where it is stored
+      : block_(bytes.empty() ? nullptr : std::make_shared<const Bytes>(std::move(bytes))) {}
+  operator const Bytes&() const { return block_ ? *block_ : Nothing(); }  // NOLINT(google-explicit-constructor)
+  const uint8_t* data() const { return block_ ? block_->data() : nullptr; }
+  uint64_t size() const { return block_ ? block_->size() : 0; }
+  bool empty() const { return block_ == nullptr; }
+  template <typename T>
+  const T* as() const { return reinterpret_cast<const T*>(data()); }
+  bool Same(const SharedBytes& other) const { return block_ == other.block_; }
+
+ private:
+  static const Bytes& Nothing() {
+    static const Bytes nothing;
+    return nothing;
+  }
+  std::shared_ptr<const Bytes> block_;
 };
 
 }  // namespace kvpages

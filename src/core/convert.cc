@@ -38,6 +38,8 @@ double ElementAt(Type type, const uint8_t* data, int64_t index) {
   return type == Type::f16 ? FromF16(bits) : FromBF16(bits);
 }
 
+}  // namespace
+
 Status CheckFinite(const Backend& backend, const TensorView& view, int64_t valid, const char* argument) {
   Status status;
   ForRuns(view, valid, [&](const uint8_t* data, int64_t tokens, int64_t b, int64_t h, int64_t t) {
@@ -53,6 +55,8 @@ Status CheckFinite(const Backend& backend, const TensorView& view, int64_t valid
   });
   return status;
 }
+
+namespace {
 
 QuantizeJob JobFor(const TensorView& view, int64_t valid, Payload& payload) {
   QuantizeJob job;
@@ -314,11 +318,23 @@ Result<PayloadRef> Encode(const InstanceRef& instance, const TensorView& view, i
     return MakeError(Code::kArgument, options.scale_count != 0 ? "scale" : "zeroPoint",
                      "only goes with calibration 'given'; " + CanonicalSpec(spec) + " finds its own");
   }
-  if (spec.center) { KVP_ASSIGN(payload->center, CenterOf(instance, view, valid)); }
+  if (spec.center) {
+    payload->center = options.center;
+    if (payload->center.empty()) { KVP_ASSIGN(payload->center, CenterOf(instance, view, valid)); }
+  }
   if (spec.hadamard) payload->hadamard = HadamardLength(view.shape.width, options.spec.hadamard_run);
   QuantizeJob job = JobFor(view, valid, *payload);
   job.options = options.spec;
   backend.quantize(job);
+  if (payload->affine) {
+    // An affine layout's scales are > 0; a block of zeros has none, so such a payload is written as the library's own.
+    const float* stored = payload->scales.as<float>();
+    for (int64_t i = 0; i < payload->grid.count; ++i) payload->affine = payload->affine && stored[i] > 0;
+    if (!payload->affine) {
+      payload->axis = -1;
+      payload->block = 0;
+    }
+  }
   if (payload->affine && payload->axis < 0 && payload->has_zeros && options.zero_count == 0) {
     payload->zero_byte = ZeroByte(Info(spec.type), payload->zeros.data()[0]);
   }

@@ -45,7 +45,10 @@ struct EncodeOptions {
   int64_t scale_count = 0;
   const int32_t* zeros = nullptr;
   int64_t zero_count = 0;
+  SharedBytes center;  // c of a +center spec, bf16 [heads, width]; empty: the mean of the tensor's own first tokens
 };
+// ERR_NON_FINITE with the first index where one of the first `valid` rows holds NaN or an infinity.
+Status CheckFinite(const Backend& backend, const TensorView& view, int64_t valid, const char* argument);
 // Encodes rows [0, valid) of a tensor with a resolved spec (dense specs narrow). Non-finite input follows
 // options.spec.non_finite; errors name the first index. Rows past `valid` decode to 0.
 Result<PayloadRef> Encode(const InstanceRef& instance, const TensorView& view, int64_t valid, const Spec& spec,

@@ -45,7 +45,7 @@ struct Payload {
   bool has_zeros = false;      // affine: whether the message had a zero point
   uint8_t zero_byte = 0;       // affine per tensor: the byte as given, high bits and all
   float global = 1.0f;
-  Bytes center;                // bf16 [heads, width], empty without +center
+  SharedBytes center;          // bf16 [heads, width], empty without +center; one block for all pages of a layer
   int64_t hadamard = 0;        // run length, 0 without +hadamard
 
   // kOpaque
