@@ -64,7 +64,7 @@ async function fuzz() {
 async function types() {
   if (!existsSync(inRoot('tsconfig.json'))) return nothing('no tsconfig.json yet');
   let good = true;
-  for (const config of ['tsconfig.json', 'tests/js/tsconfig.json', 'web-demo/tsconfig.json']) {
+  for (const config of ['tsconfig.json', 'tests/js/tsconfig.json', 'tests/tsconfig.json', 'web-demo/tsconfig.json']) {
     if (!existsSync(inRoot(config))) continue;
     const { status } = await capture(process.execPath, [inRoot('node_modules', 'typescript', 'bin', 'tsc'), '--noEmit', '-p', config], { shown: true });
     good &&= status === 0;
