@@ -143,8 +143,10 @@ export async function mainJob(values) {
 
 const mediaTypes = { '.html': 'text/html; charset=utf-8', '.js': 'text/javascript', '.css': 'text/css', '.svg': 'image/svg+xml', '.wasm': 'application/wasm' };
 
-/** Serves a folder of static files; resolves when the server listens. */
+/** Serves a folder of static files; resolves when the server listens. A policy in its page also goes into the headers, since a
+ * worker obeys those and not its page. */
 export function serveFolder(folder, port, host = '127.0.0.1') {
+  const policy = readFileSync(join(folder, 'index.html'), 'utf8').match(/content="(default-src [^"]*)"/)?.[1];
   const server = createServer((request, response) => {
     const path = normalize(decodeURIComponent(new URL(request.url, 'http://localhost').pathname));
     const file = join(folder, path.endsWith(sep) ? join(path, 'index.html') : path);
@@ -158,6 +160,7 @@ export function serveFolder(folder, port, host = '127.0.0.1') {
       'content-length': found.size,
       'cache-control': 'no-cache',
       'x-content-type-options': 'nosniff',
+      ...(policy && { 'content-security-policy': policy }),
     });
     createReadStream(file).pipe(response);
   });

@@ -6,13 +6,18 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { capture, inRoot, isMain, say, script } from './lib.mjs';
 
-// The seed case: int4 with scale 0.25. Prints the backend and the codes.
+// A page of 2 tokens of which one is valid, K to int4 and V to uint4, saved, read, restored to f16 and bf16: the line is the backend,
+// the codes, and the bits of the restored values.
 const body = `
-  const tensor = { type: 'f32', dims: [1, 1, 2, 2], data: new Float32Array([-1.25, -0.5, 0.25, 1.25]) };
-  const quantized = kv.quantize(tensor, { spec: 'int4:tensor', scale: 0.25 });
-  const restored = Array.from(kv.dequantize(quantized).data);
-  const line = kv.backend + ' ' + restored.join(' ');`;
-const values = '-1.25 -0.5 0.25 1.25';
+  const page = (first) => ({ type: 'f32', dims: [1, 1, 2, 4], data: new Float32Array([...first, NaN, NaN, NaN, NaN]) });
+  const dense = kv.createPagedCache([{ length: 1, key: page([-1.3, -0.4, 0.3, 1.2]), value: page([-0.8, -0.3, 0.2, 0.7]) }]);
+  const small = kv.quantizePagedCache(dense, [0], { key: { type: 'int4', scale: 0.25 }, value: { type: 'uint4', scale: 0.125, zeroPoint: 8 } });
+  const back = kv.parse(small.serialize());
+  const wide = kv.quantizePagedCache(back, [0], { key: { type: 'f16' }, value: { type: 'bf16' } });
+  const hex = (array) => Array.from(new Uint8Array(array.buffer, array.byteOffset, array.byteLength), (byte) => byte.toString(16).padStart(2, '0')).join('');
+  const sides = [back.page(0), wide.page(0)];
+  const line = [kv.backend, hex(sides[0].key.codes), hex(sides[0].value.codes), hex(sides[1].key.data), hex(sides[1].value.data)].join(' ');`;
+const values = `eb510000 62ea8888 00bd00b80034003d${'00'.repeat(8)} 40bf80be803e403f${'00'.repeat(8)}`;
 
 const typed = `
   import { KvPagesError, load } from 'kvpages';
@@ -127,6 +132,14 @@ export async function testPackage() {
       const { version } = JSON.parse(readFileSync(inRoot('package.json'), 'utf8'));
       const { status, text } = await capture(join(app, 'node_modules', '.bin', 'kvpages'), ['--version'], { cwd: app });
       demand(status === 0 && text.includes(version), `kvpages --version ended with ${status}: ${text}`);
+      const kvpages = async (...args) => {
+        const made = await capture(join(app, 'node_modules', '.bin', 'kvpages'), args, { cwd: app });
+        demand(made.status === 0, `kvpages ${args.join(' ')} ended with ${made.status}: ${made.text}`);
+        return made.text;
+      };
+      await kvpages('quantize', inRoot('tests', 'data', 'smollm2-small.safetensors'), 'layer.pb', '--layer', '0');
+      const words = await kvpages('inspect', 'layer.pb');
+      demand(words.includes('a PagedCacheProto of 6 pages, 83 tokens'), `kvpages inspect says ${words}`);
     });
 
     for (const [file, module, resolution] of [['esm.mts', 'nodenext', 'nodenext'], ['common.cts', 'nodenext', 'nodenext'], ['bundled.ts', 'esnext', 'bundler']]) {
@@ -145,6 +158,50 @@ export async function testPackage() {
       demand(messages.length === 0, messages.map((message) => formatMessage(message, pkg, { color: false })).join('\n'));
     });
 
+    const { chromium } = await import('playwright-core');
+    /** Opens a page and gives the title that its script leaves. */
+    const titleOf = async (address) => {
+      const browser = await chromium.launch({
+        executablePath: process.env.KVP_CHROMIUM ?? '/usr/bin/chromium',
+        args: ['--no-sandbox', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'],
+      });
+      try {
+        const tab = await browser.newPage();
+        await tab.goto(address);
+        await tab.waitForFunction(() => document.title !== 'waiting', undefined, { timeout: 20000 });
+        return await tab.title();
+      } finally {
+        await browser.close();
+      }
+    };
+
+    await check('bundled by esbuild with the address of the module, in Chromium', async () => {
+      const page = join(app, 'esbuild');
+      mkdirSync(page);
+      writeFileSync(join(page, 'index.html'), '<!doctype html><title>waiting</title><script type="module" src="./out/main.js"></script>\n');
+      writeFileSync(join(page, 'main.js'), `
+        import { load } from 'kvpages';
+        import wasm from 'kvpages/kvpages.wasm';
+        try {
+          const kv = await load({ wasm: new URL(wasm, import.meta.url) });${body}
+          document.title = line;
+        } catch (error) {
+          document.title = 'failed: ' + error;
+        }
+      `);
+      const { build } = await import('esbuild');
+      await build({ absWorkingDir: page, entryPoints: ['main.js'], outdir: 'out', bundle: true, format: 'esm', target: 'es2022', loader: { '.wasm': 'file' }, logLevel: 'error' });
+      const { serveFolder } = await import('./demo-run.mjs');
+      const server = await serveFolder(page, 0);
+      try {
+        const title = await titleOf(`http://127.0.0.1:${server.address().port}/`);
+        demand(title === `wasm ${values}`, `the page says ${title}`);
+      } finally {
+        server.closeAllConnections();
+        server.close();
+      }
+    });
+
     await check('bundled by Vite, in Chromium', async () => {
       const page = join(app, 'page');
       mkdirSync(page);
@@ -161,20 +218,11 @@ export async function testPackage() {
       const { build, preview } = await import('vite');
       await build({ root: page, configFile: false, logLevel: 'warn', build: { target: 'es2022', outDir: 'dist', assetsInlineLimit: 0 } });
       const server = await preview({ root: page, configFile: false, logLevel: 'warn', preview: { host: '127.0.0.1', port: 0 } });
-      const { chromium } = await import('playwright-core');
-      const browser = await chromium.launch({
-        executablePath: process.env.KVP_CHROMIUM ?? '/usr/bin/chromium',
-        args: ['--no-sandbox', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'],
-      });
       try {
-        const tab = await browser.newPage();
         const address = server.resolvedUrls?.local[0] ?? `http://127.0.0.1:${server.httpServer.address().port}/`;
-        await tab.goto(address);
-        await tab.waitForFunction(() => document.title !== 'waiting', undefined, { timeout: 20000 });
-        const title = await tab.title();
+        const title = await titleOf(address);
         demand(title === `wasm ${values}`, `the page says ${title}`);
       } finally {
-        await browser.close();
         await server.close();
       }
     });
