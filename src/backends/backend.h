@@ -15,8 +15,8 @@
 
 namespace kvpages {
 
-// Encodes rows [0, valid) of every batch and head; rows [valid, shape.tokens) get the code that decodes to 0 and
-// take no part in any statistic. Strides are in elements; width is contiguous.
+// Encodes rows [0, valid) of every batch and head; rows [valid, shape.tokens) are coded as zeros with the scales that
+// the valid rows gave (a block without valid rows has scale 0) and take no part in any statistic. Strides are in elements; width is contiguous.
 struct QuantizeJob {
   Spec spec;  // resolved
   SpecOptions options;
@@ -33,7 +33,10 @@ struct QuantizeJob {
   uint8_t* scales = nullptr;
   uint8_t* zeros = nullptr;
   float* global = nullptr;
+  float* scratch = nullptr;  // ScratchFloats(spec, shape) elements, not cleared
 };
+// Working memory of `quantize`: the payload for a search over a tensor or head, a block of rows for `channel`, else a row.
+int64_t ScratchFloats(const Spec& spec, const Shape& shape);
 
 // Decodes rows [begin, end) of every batch and head to f32 (back-rotated and un-centred).
 struct DequantizeJob {

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <unordered_set>
 
+#include "formats/row.h"
+
 namespace kvpages {
 namespace {
 
@@ -325,6 +327,8 @@ Result<PayloadRef> Encode(const InstanceRef& instance, const TensorView& view, i
   if (spec.hadamard) payload->hadamard = HadamardLength(view.shape.width, options.spec.hadamard_run);
   QuantizeJob job = JobFor(view, valid, *payload);
   job.options = options.spec;
+  KVP_ASSIGN(Bytes scratch, Bytes::AllocateRaw(static_cast<uint64_t>(ScratchFloats(spec, view.shape)) * 4));
+  job.scratch = scratch.as<float>();
   backend.quantize(job);
   if (payload->affine) {
     // An affine layout's scales are > 0; a block of zeros has none, so such a payload is written as the library's own.
@@ -377,10 +381,10 @@ Result<Fidelity> Measure(const InstanceRef& instance, const TensorView& source, 
   }
   result.sqnr_db = squared_error > 0 ? 10 * std::log10(squared / squared_error) : INFINITY;
   if (payload.kind == PayloadKind::kEncoded) {
-    result.saturated = CountSaturated(payload.spec, shape, payload.grid, payload.codes.data(), payload.scales.data(),
-                                      payload.has_zeros ? payload.zeros.data() : nullptr, payload.global, valid,
-                                      restored.as<float>(), source.data, source.type, source.batch_stride,
-                                      source.head_stride, source.token_stride);
+    const RowSource rows{source.data, source.type, source.batch_stride, source.head_stride, source.token_stride, shape.width,
+                         payload.center.empty() ? nullptr : payload.center.as<uint16_t>(), payload.hadamard};
+    result.saturated = CountSaturated(payload.spec, shape, payload.grid, payload.scales.data(),
+                                      payload.has_zeros ? payload.zeros.data() : nullptr, payload.global, valid, rows, original);
   }
   return result;
 }

@@ -14,6 +14,8 @@
 
 namespace kvpages {
 
+struct RowSource;  // formats/row.h
+
 enum class Axis : uint8_t { kTensor, kHead, kToken, kChannel };
 enum class Calibration : uint8_t { kGiven, kAbsmax, kMinmax, kMse, kKivi };
 enum class ScaleType : uint8_t { kF32, kF16, kBF16, kE4M3, kE8M0 };
@@ -86,11 +88,10 @@ int ScaleBytes(ScaleType type);
 // Stored form of given scales (rounded to the scale type; e4m3 finds its g). ERR_ARGUMENT when one rounds to 0 or
 // to infinity.
 Status StoreScales(const Spec& spec, const float* scales, int64_t count, uint8_t* out, float* global);
-// Elements of the first `valid` rows whose code stands at the end of its range while the source lies beyond the value
-// it decodes to. `restored`: contiguous [batch, heads, valid, width]; the source is strided and dense.
-int64_t CountSaturated(const Spec& spec, const Shape& shape, const Grid& grid, const uint8_t* codes, const uint8_t* scales,
-                       const uint8_t* zeros, float global, int64_t valid, const float* restored, const void* source,
-                       Type source_type, int64_t batch_stride, int64_t head_stride, int64_t token_stride);
+// Elements of the first `valid` rows that lie so far beyond the end of their code's range that a further code would be
+// nearer. `row`: scratch of one row. Always 0 for schemes, whose blocks choose their own range.
+int64_t CountSaturated(const Spec& spec, const Shape& shape, const Grid& grid, const uint8_t* scales, const uint8_t* zeros,
+                       float global, int64_t valid, const RowSource& source, float* row);
 // Run length n of +hadamard for a head_dim: the largest power of two dividing it, or llama.cpp's choice.
 int64_t HadamardLength(int64_t width, HadamardRun run);
 

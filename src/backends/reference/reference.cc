@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/reference/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "formats/codec.h"
+#include "formats/row.h"
+#include "formats/search.h"
+
+namespace kvpages {
+namespace {
+
+// Elements that share a scale, as the calibrations see them. `x` is null where only the range was asked for.
+struct Group {
+  const float* x = nullptr;
+  int64_t count = 0, stride = 1;
+  float lo = INFINITY, hi = -INFINITY;  // NaN takes no part
+
+  void Add(float value) {
+    if (value < lo) lo = value;
+    if (value > hi) hi = value;
+  }
+  float at(int64_t i) const { return x[i * stride]; }
+  float Lo() const { return lo > hi ? 0.0f : lo; }
+  float Hi() const { return lo > hi ? 0.0f : hi; }
+  float Amax() const { return std::max(std::fabs(Lo()), std::fabs(Hi())); }
+  float Rms() const {
+    if (count == 0) return 0.0f;
+    return std::sqrt(TreeSum(count, [&](int64_t i) { return at(i) * at(i); }) / static_cast<float>(count));
+  }
+};
+
+Group GroupOf(const float* x, int64_t count, int64_t stride) {
+  Group group{x, count, stride};
+  for (int64_t i = 0; i < count; ++i) group.Add(group.at(i));
+  return group;
+}
+
+class Quantizer {
+ public:
+  explicit Quantizer(const QuantizeJob& job) : job_(job), codec_(MakeCodec(job.spec, job.options)) {
+    source_ = {job.source, job.source_type, job.batch_stride, job.head_stride, job.token_stride, job.shape.width,
+               job.center, job.hadamard};
+    if (job.options.non_finite == NonFinite::kSaturate) Clean();
+  }
+
+  void Run() {
+    if (job_.spec.calibration != Calibration::kGiven) Calibrate();
+    std::memset(job_.codes, 0, static_cast<size_t>(SizesOf(job_.spec, job_.shape).codes));
+    const int64_t width = job_.shape.width;
+    float* row = job_.scratch;
+    int64_t index = 0;
+    ForRows([&](int64_t b, int64_t h, int64_t t) {
+      Load(b, h, t, row);
+      for (int64_t d = 0; d < width; ++d, ++index) {
+        const Scale scale = LoadScaleAt(codec_, job_.scales, job_.zeros, *job_.global, job_.grid.Index(b, h, t, d));
+        PutCode(job_.codes, codec_.bits, index, Encode(codec_, row[d], scale));
+      }
+    });
+  }
+
+ private:
+  template <typename F>
+  void ForRows(const F& f) const {
+    for (int64_t b = 0; b < job_.shape.batch; ++b) {
+      for (int64_t h = 0; h < job_.shape.heads; ++h) {
+        for (int64_t t = 0; t < job_.shape.tokens; ++t) f(b, h, t);
+      }
+    }
+  }
+
+  void Load(int64_t b, int64_t h, int64_t t, float* out) const {
+    if (t < job_.valid) {
+      LoadRow(source_, b, h, t, out);
+    } else {
+      std::fill(out, out + job_.shape.width, 0.0f);
+    }
+  }
+
+  // What an infinity becomes: the largest finite magnitude of the payload, so that it takes the largest code and leaves
+  // the scales alone; with given scales, which do not depend on it, the largest f32.
+  void Clean() {
+    source_.clean = true;
+    source_.limit = 3.4028234663852886e38f;
+    if (job_.spec.calibration == Calibration::kGiven) return;
+    source_.limit = 0;
+    ForRows([&](int64_t b, int64_t h, int64_t t) {
+      if (t >= job_.valid) return;
+      const int64_t first = b * job_.batch_stride + h * job_.head_stride + t * job_.token_stride;
+      for (int64_t d = 0; d < job_.shape.width; ++d) {
+        const float x = std::fabs(WidenElement(job_.source_type, job_.source, first + d));
+        if (IsFinite(x) && x > source_.limit) source_.limit = x;
+      }
+    });
+  }
+
+  // Calls f(index, group) for every scale of the payload.
+  template <typename F>
+  void ForGroups(const F& f) const {
+    const Shape& shape = job_.shape;
+    const int64_t width = shape.width, block = job_.spec.block;
+    float* const rows = job_.scratch;
+    switch (job_.spec.axis) {
+      case Axis::kTensor: return f(0, WholeGroup(0, shape.heads));
+      case Axis::kHead:
+        for (int64_t h = 0; h < shape.heads; ++h) f(h, WholeGroup(h, h + 1));
+        return;
+      case Axis::kToken:
+        return ForRows([&](int64_t b, int64_t h, int64_t t) {
+          if (t < job_.valid) Load(b, h, t, rows);
+          for (int64_t d = 0; d < width; d += block) {
+            f(job_.grid.Index(b, h, t, d), GroupOf(rows + d, t < job_.valid ? std::min(block, width - d) : 0, 1));
+          }
+        });
+      case Axis::kChannel:
+        return ForRows([&](int64_t b, int64_t h, int64_t t) {
+          if (t % block != 0) return;
+          const int64_t count = std::clamp<int64_t>(job_.valid - t, 0, block);
+          for (int64_t i = 0; i < count; ++i) Load(b, h, t + i, rows + i * width);
+          for (int64_t d = 0; d < width; ++d) f(job_.grid.Index(b, h, t, d), GroupOf(rows + d, count, width));
+        });
+    }
+  }
+
+  // All valid rows of heads [first, last), kept only for a search.
+  Group WholeGroup(int64_t first, int64_t last) const {
+    const bool keep = job_.spec.calibration == Calibration::kMse;
+    Group group;
+    float* row = job_.scratch;
+    for (int64_t b = 0; b < job_.shape.batch; ++b) {
+      for (int64_t h = first; h < last; ++h) {
+        for (int64_t t = 0; t < job_.valid; ++t) {
+          Load(b, h, t, row);
+          for (int64_t d = 0; d < job_.shape.width; ++d) group.Add(row[d]);
+          group.count += job_.shape.width;
+          if (keep) row += job_.shape.width;
+        }
+      }
+    }
+    if (keep) group.x = job_.scratch;
+    return group;
+  }
+
+  // The largest scale a group may get, before it is stored.
+  float TopScale(const Group& group) const {
+    const float lo = group.Lo(), hi = group.Hi();
+    if (codec_.family == Family::kLevels) return group.Rms() * RmsRatio(kRmsRatioCount - 1);
+    if (codec_.family == Family::kFloatCode || codec_.is_signed) return group.Amax() / codec_.top;
+    if (job_.spec.calibration == Calibration::kMinmax || codec_.zero_offset == 0) {
+      return (std::max(hi, 0.0f) - std::min(lo, 0.0f)) / codec_.top;
+    }
+    // The zero point must be able to reach the range.
+    return std::max((hi - lo) / codec_.top, std::max({lo, -hi, 0.0f}) / static_cast<float>(codec_.zero_offset));
+  }
+
+  int32_t ZeroPoint(float low, float scale) const {
+    return EncodeInteger(-low, scale, 0, -codec_.zero_offset, static_cast<int32_t>(codec_.top) + codec_.zero_offset);
+  }
+
+  struct Candidate {
+    uint32_t bits;
+    Scale scale;
+  };
+  Candidate Store(float scale) const {
+    const StoredScale stored = StoreScale(job_.spec.scale_type, scale, *job_.global);
+    const bool zero = codec_.e8m0_zero && job_.spec.scale_type == ScaleType::kE8M0 && stored.bits == 0;
+    return {stored.bits, {zero ? 0.0f : stored.value}};
+  }
+
+  // Candidate i of the search (the only one without a search).
+  Candidate CandidateAt(const Group& group, int i) const {
+    const bool search = job_.spec.calibration == Calibration::kMse;
+    if (codec_.family == Family::kLevels) return Store(group.Rms() * RmsRatio(i));
+    if (codec_.family == Family::kFloatCode || codec_.is_signed) {
+      return Store((search ? Ratio(i) * group.Amax() : group.Amax()) / codec_.top);
+    }
+    if (!search) {
+      Candidate candidate = Store(TopScale(group));
+      candidate.scale.zero = ZeroPoint(std::min(group.Lo(), 0.0f), candidate.scale.value);
+      return candidate;
+    }
+    const bool with_zero = codec_.zero_offset == 0;
+    const float lo = with_zero ? std::min(group.Lo(), 0.0f) : group.Lo(), hi = with_zero ? std::max(group.Hi(), 0.0f) : group.Hi();
+    Candidate candidate = Store(Ratio(i) * TopScale(group));
+    const float low = (lo + hi) * 0.5f - (Ratio(i) * (hi - lo)) * 0.5f;
+    candidate.scale.zero = ZeroPoint(low, candidate.scale.value);
+    return candidate;
+  }
+
+  Candidate Best(const Group& group) const {
+    if (job_.spec.calibration != Calibration::kMse) return CandidateAt(group, 0);
+    Candidate best{};
+    float best_error = NAN;
+    const int count = codec_.family == Family::kLevels ? kRmsRatioCount : kRatioCount;
+    for (int i = 0; i < count; ++i) {
+      const Candidate candidate = CandidateAt(group, i);
+      const float error = TreeSum(group.count, [&](int64_t k) {
+        const float x = group.at(k), e = x - Decode(codec_, Encode(codec_, x, candidate.scale), candidate.scale);
+        return e * e;
+      });
+      if (i > 0 && !Better(error, best_error)) continue;
+      best = candidate;
+      best_error = error;
+    }
+    return best;
+  }
+
+  void StoreKivi(int64_t index, const Group& group) const {
+    const ScaleType type = job_.spec.scale_type;
+    const float lo = RoundTo(type, group.Lo()), hi = RoundTo(type, group.Hi());
+    const float scale = RoundTo(type, RoundTo(type, hi - lo) / codec_.top);
+    PutScale(type, job_.scales, index, StoreScale(type, scale, 1.0f).bits);
+    const uint32_t sign = lo < 0 ? 0x80u << 8 * (ScaleSize(type) - 1) : 0u;
+    PutScale(type, job_.zeros, index, StoreScale(type, std::fabs(lo), 1.0f).bits | sign);
+  }
+
+  void Calibrate() const {
+    *job_.global = 1.0f;
+    if (job_.spec.scale_type == ScaleType::kE4M3) {
+      float largest = 0;
+      ForGroups([&](int64_t, const Group& group) { largest = std::max(largest, TopScale(group)); });
+      *job_.global = E4M3Global(largest);
+    }
+    ForGroups([&](int64_t index, const Group& group) {
+      if (codec_.kivi) return StoreKivi(index, group);
+      const Candidate best = Best(group);
+      PutScale(job_.spec.scale_type, job_.scales, index, best.bits);
+      if (SizesOf(job_.spec, job_.shape).zeros > 0) job_.zeros[index] = static_cast<uint8_t>(best.scale.zero + codec_.zero_offset);
+    });
+  }
+
+  const QuantizeJob& job_;
+  const Codec codec_;
+  RowSource source_;
+};
+
+void Quantize(const QuantizeJob& job) { Quantizer(job).Run(); }
+
+void Dequantize(const DequantizeJob& job) {
+  const Shape& shape = job.shape;
+  const Codec codec = MakeCodec(job.spec);
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    for (int64_t h = 0; h < shape.heads; ++h) {
+      for (int64_t t = job.begin; t < job.end; ++t) {
+        float* row = job.out + b * job.batch_stride + h * job.head_stride + (t - job.begin) * job.token_stride;
+        const int64_t first = ((b * shape.heads + h) * shape.tokens + t) * shape.width;
+        for (int64_t d = 0; d < shape.width; ++d) {
+          const Scale scale = LoadScaleAt(codec, job.scales, job.zeros, job.global, job.grid.Index(b, h, t, d));
+          row[d] = Decode(codec, GetCode(job.codes, codec.bits, first + d), scale);
+        }
+        if (job.hadamard > 0) RotateRow(row, shape.width, job.hadamard);
+        if (job.center == nullptr) continue;
+        for (int64_t d = 0; d < shape.width; ++d) row[d] = row[d] + FromBF16(job.center[h * shape.width + d]);
+      }
+    }
+  }
+}
+
+void Widen(Type type, const void* in, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = WidenElement(type, in, i);
+}
+
+void Narrow(Type type, const float* in, void* out, int64_t count) {
+  if (type == Type::f32) {
+    std::memmove(out, in, static_cast<size_t>(count) * 4);
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const uint16_t bits = type == Type::f16 ? ToF16(in[i]) : ToBF16(in[i]);
+    std::memcpy(static_cast<uint8_t*>(out) + i * 2, &bits, 2);
+  }
+}
+
+int64_t FirstNonFinite(Type type, const void* data, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (!IsFinite(WidenElement(type, data, i))) return i;
+  }
+  return -1;
+}
+
+}  // namespace
+
+const Backend kReferenceBackend = {"reference", [] { return true; }, Quantize, Dequantize, Widen, Narrow, FirstNonFinite};
+
+}  // namespace kvpages
