@@ -54,4 +54,9 @@ export class KvPagesError extends Error implements ErrorFields {
     this.code = code;
     Object.assign(this, fields);
   }
+
+  /** True for the errors of every copy of this class: `kvpages`, `kvpages/safetensors`, ES modules and CommonJS have their own. */
+  static override [Symbol.hasInstance](value: unknown): boolean {
+    return Object.prototype.toString.call(value) === '[object Error]' && (value as Error).name === 'KvPagesError';
+  }
 }

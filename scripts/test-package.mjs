@@ -119,14 +119,16 @@ export async function testPackage() {
       writeFileSync(join(app, 'paths.mjs'), `
         import { readFileSync } from 'node:fs';
         import { createRequire } from 'node:module';
+        import { KvPagesError } from 'kvpages';
         import * as esm from 'kvpages/safetensors';
         const require = createRequire(import.meta.url);
         const cjs = require('kvpages/safetensors');
         const bytes = readFileSync(require.resolve('kvpages/kvpages.wasm'));
-        console.log(WebAssembly.validate(bytes), Object.keys(esm).sort().join() === Object.keys(cjs).sort().join(), require('kvpages/package.json').name);
+        const refused = (reader) => { try { reader(new Uint8Array(3)); } catch (error) { return error instanceof KvPagesError && error.code; } };
+        console.log(refused(esm.readSafetensors), refused(cjs.readSafetensors), WebAssembly.validate(bytes), Object.keys(esm).sort().join() === Object.keys(cjs).sort().join(), require('kvpages/package.json').name);
       `);
       const text = await node(['paths.mjs']);
-      demand(text === 'true true kvpages', `printed ${text}`);
+      demand(text === 'ERR_CORRUPT ERR_CORRUPT true true kvpages', `printed ${text}`);
     });
     await check('command line', async () => {
       const { version } = JSON.parse(readFileSync(inRoot('package.json'), 'utf8'));
