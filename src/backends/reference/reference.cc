@@ -7,6 +7,7 @@
 
 #include "formats/codec.h"
 #include "formats/row.h"
+#include "formats/schemes.h"
 #include "formats/search.h"
 
 namespace kvpages {
@@ -47,6 +48,7 @@ class Quantizer {
   }
 
   void Run() {
+    if (codec_.family == Family::kScheme) return RunScheme();
     if (job_.spec.calibration != Calibration::kGiven) Calibrate();
     std::memset(job_.codes, 0, static_cast<size_t>(SizesOf(job_.spec, job_.shape).codes));
     const int64_t width = job_.shape.width;
@@ -62,6 +64,21 @@ class Quantizer {
   }
 
  private:
+  void RunScheme() {
+    const TypeInfo& info = Info(job_.spec.type);
+    const int64_t width = job_.shape.width;
+    *job_.global = 1.0f;
+    if (info.block == kNvfp4Block) *job_.global = Nvfp4Global(job_.options, WholeGroup(0, job_.shape.heads).Amax());
+    float* row = job_.scratch;
+    int64_t index = 0;
+    ForRows([&](int64_t b, int64_t h, int64_t t) {
+      Load(b, h, t, row);
+      for (int64_t d = 0; d < width; d += info.block, ++index) {
+        EncodeSchemeBlock(info.type, job_.options, *job_.global, row + d, index, job_.codes, job_.scales);
+      }
+    });
+  }
+
   template <typename F>
   void ForRows(const F& f) const {
     for (int64_t b = 0; b < job_.shape.batch; ++b) {
@@ -240,13 +257,18 @@ void Quantize(const QuantizeJob& job) { Quantizer(job).Run(); }
 
 void Dequantize(const DequantizeJob& job) {
   const Shape& shape = job.shape;
+  const TypeInfo& info = Info(job.spec.type);
+  const bool scheme = info.family == Family::kScheme;
   const Codec codec = MakeCodec(job.spec);
   for (int64_t b = 0; b < shape.batch; ++b) {
     for (int64_t h = 0; h < shape.heads; ++h) {
       for (int64_t t = job.begin; t < job.end; ++t) {
         float* row = job.out + b * job.batch_stride + h * job.head_stride + (t - job.begin) * job.token_stride;
         const int64_t first = ((b * shape.heads + h) * shape.tokens + t) * shape.width;
-        for (int64_t d = 0; d < shape.width; ++d) {
+        for (int64_t d = 0; scheme && d < shape.width; d += info.block) {
+          DecodeSchemeBlock(info.type, job.global, (first + d) / info.block, job.codes, job.scales, row + d);
+        }
+        for (int64_t d = 0; !scheme && d < shape.width; ++d) {
           const Scale scale = LoadScaleAt(codec, job.scales, job.zeros, job.global, job.grid.Index(b, h, t, d));
           row[d] = Decode(codec, GetCode(job.codes, codec.bits, first + d), scale);
         }
