@@ -141,36 +141,219 @@ KVP_EXPORT int32_t kvp_paged_serialized_size(uint32_t cache, double* bytes, size
 /* Serializes in onnx-light's field order. ERR_BUFFER unless out_len is the serialized size. */
 KVP_EXPORT int32_t kvp_paged_serialize(uint32_t cache, uint8_t* out, size_t out_len);
 
+/* ---- One scale for a tensor, sorted profiles, clusters: after mixle 0.8.2 ----
+ * Tensors here may have any rank (at most 32 dims) and also type "f64". compat: "" or "gen2", or "gen1" for the numbers
+ * of mixle's first generation. Arithmetic is float64 unless said otherwise. */
+
+/* mode "int8": scale = f32 max|x| / 127 (1 where that is 0), code = x / scale rounded to even and held in -127..127.
+ * "fp8": e4m3, scale = max(max|x| / 448, 1) as a float64, code of x / scale in f32; with gen1 scale 1 and codes NaN
+ * beyond 464. codes: one byte per element. ERR_NON_FINITE (names the first index), ERR_SHAPE (empty). */
+KVP_EXPORT int32_t kvp_kv_quantize(const uint8_t* data, size_t data_len, const char* data_type, size_t data_type_len,
+                                   const int64_t* data_dims, size_t data_dims_len, const char* mode, size_t mode_len,
+                                   const char* compat, size_t compat_len, uint8_t* codes, size_t codes_len,
+                                   double* scale, size_t scale_len);
+
+/* code * scale in f32. ERR_ARGUMENT unless the scale is finite and > 0 as f32. */
+KVP_EXPORT int32_t kvp_kv_dequantize(const uint8_t* codes, size_t codes_len, double scale, const char* mode,
+                                     size_t mode_len, float* out, size_t out_len);
+
+/* Mean |x - restored| of kvp_kv_quantize over all but the leading dim, one figure per index of it. */
+KVP_EXPORT int32_t kvp_kv_error_per_token(uint32_t instance, const uint8_t* data, size_t data_len,
+                                          const char* data_type, size_t data_type_len, const int64_t* data_dims,
+                                          size_t data_dims_len, const char* mode, size_t mode_len, const char* compat,
+                                          size_t compat_len, double* errors, size_t errors_len);
+
+/* A sorted profile: the top_k largest magnitudes exactly, a fitted "gaussian" or "gamma" for all other values, and the
+ * rank of each. D, the Kolmogorov-Smirnov distance of the fit, is its receipt; with D over the threshold (0 to 1), or
+ * fewer than 2 values to fit, it holds the dense values. ERR_NON_FINITE, ERR_ARGUMENT, ERR_SHAPE, ERR_LIMIT. */
+KVP_EXPORT int32_t kvp_profile_fit(uint32_t instance, const uint8_t* data, size_t data_len, const char* data_type,
+                                   size_t data_type_len, const int64_t* data_dims, size_t data_dims_len, double top_k,
+                                   const char* family, size_t family_len, double threshold, const char* compat,
+                                   size_t compat_len, uint32_t* profile, size_t profile_len);
+
+/* Blob, JSON: dims, type of the values, d, fallback, headCount, tailCount, indexBytes, family, mu and sigma2 or k and theta,
+ * byteLength (of the serialized form; of gen1 its estimate), generation. */
+KVP_EXPORT int32_t kvp_profile_info(uint32_t profile, uint32_t* blob, size_t blob_len);
+
+/* Copies "values" (head values by descending magnitude, or all), "head" or "permutation" (indices of indexBytes). */
+KVP_EXPORT int32_t kvp_profile_array(uint32_t profile, const char* name, size_t name_len, uint8_t* out,
+                                     size_t out_len);
+
+/* Writes the tensor in the profile's type: the head exact, every tail value replaced by the fitted quantile of its rank. */
+KVP_EXPORT int32_t kvp_profile_reconstruct(uint32_t profile, uint8_t* out, size_t out_len);
+
+/* mixle's bytes, magic MSPQ; out_len is byteLength. ERR_UNSUPPORTED for gen1. */
+KVP_EXPORT int32_t kvp_profile_serialize(uint32_t profile, uint8_t* out, size_t out_len);
+
+/* Reads MSPQ bytes; all or nothing. ERR_CORRUPT, ERR_UNSUPPORTED, ERR_LIMIT with byteOffset. */
+KVP_EXPORT int32_t kvp_profile_parse(uint32_t instance, const uint8_t* bytes, size_t bytes_len, uint32_t* profile,
+                                     size_t profile_len);
+
+/* Scores a tensor, less as many of its largest magnitudes as the profile's head has, against the profile's fit. Three
+ * figures: D, limit = max(ratio * D of the profile, D of the profile + margin), 1 where D is over the limit. */
+KVP_EXPORT int32_t kvp_profile_anomaly(uint32_t profile, const uint8_t* data, size_t data_len, const char* data_type,
+                                       size_t data_type_len, const int64_t* data_dims, size_t data_dims_len,
+                                       double ratio, double margin, double* figures, size_t figures_len);
+
+/* Kolmogorov-Smirnov distance of all values of a tensor to the profile's fit. */
+KVP_EXPORT int32_t kvp_profile_ks(uint32_t profile, const uint8_t* data, size_t data_len, const char* data_type,
+                                  size_t data_type_len, const int64_t* data_dims, size_t data_dims_len,
+                                  double* distance, size_t distance_len);
+
+/* Stores a chunk of tokens: of each cluster the outliers as kvp_kv_quantize does, the other members as sorted profiles.
+ * keys and values: [tokens, ...] of equal dims. counts: members and outliers of each cluster; indices: its members, then
+ * its outliers, cluster after cluster. outlier_keys, outlier_values: nothing, or the rows that the caller holds for the
+ * outliers, which must be equal to the rows that they name. ERR_ARGUMENT, ERR_MISMATCH (members are no exact partition of
+ * the tokens, or a row differs), ERR_SHAPE, ERR_NON_FINITE. */
+KVP_EXPORT int32_t kvp_clusters_quantize(uint32_t instance, const uint8_t* keys, size_t keys_len,
+                                         const char* keys_type, size_t keys_type_len, const int64_t* keys_dims,
+                                         size_t keys_dims_len, const uint8_t* values, size_t values_len,
+                                         const char* values_type, size_t values_type_len, const int64_t* values_dims,
+                                         size_t values_dims_len, const int64_t* ids, size_t ids_len,
+                                         const int64_t* counts, size_t counts_len, const int32_t* indices,
+                                         size_t indices_len, const uint8_t* outlier_keys, size_t outlier_keys_len,
+                                         const uint8_t* outlier_values, size_t outlier_values_len, const char* mode,
+                                         size_t mode_len, const char* compat, size_t compat_len, const char* family,
+                                         size_t family_len, double tail_top_k, uint32_t* clusters,
+                                         size_t clusters_len);
+
+/* Blob, JSON: receipt (input, member, outlier, tail), and per cluster id, memberCount, outlierCount, tailCount. */
+KVP_EXPORT int32_t kvp_clusters_info(uint32_t clusters, uint32_t* blob, size_t blob_len);
+
+/* Copies the "members", "outliers" or "tail" (ascending) of cluster `index`. */
+KVP_EXPORT int32_t kvp_clusters_indices(uint32_t clusters, double index, const char* name, size_t name_len,
+                                        int32_t* out, size_t out_len);
+
+/* Codes and scale of a cluster's outliers; side is "key" or "value". */
+KVP_EXPORT int32_t kvp_clusters_outliers(uint32_t clusters, double index, const char* side, size_t side_len,
+                                         uint8_t* codes, size_t codes_len, double* scale, size_t scale_len);
+
+/* Profile of a cluster's tail; ERR_ARGUMENT where it has none. */
+KVP_EXPORT int32_t kvp_clusters_tail(uint32_t clusters, double index, const char* side, size_t side_len,
+                                     uint32_t* profile, size_t profile_len);
+
+/* Checks that every token is stored once. Seven counts per cluster: members, outliers, tail; stored rows of outlier keys,
+ * outlier values, tail keys, tail values. indices: members, outliers, tail, cluster after cluster. receipt: four counts,
+ * tokens, members, outliers, tail. */
+KVP_EXPORT int32_t kvp_clusters_verify(double tokens, const int64_t* ids, size_t ids_len, const int64_t* counts,
+                                       size_t counts_len, const int32_t* indices, size_t indices_len, double* receipt,
+                                       size_t receipt_len);
+
+/* An empty bank of clusters. */
+KVP_EXPORT int32_t kvp_bank_create(uint32_t instance, double kv_heads, double head_dim, double max_clusters,
+                                   uint32_t* bank, size_t bank_len);
+
+/* Takes in a chunk, keys and values [batch, tokens, kv_heads, head_dim]: a birth where every head scores the mean key of the
+ * chunk below birth_threshold in all clusters, merges of clusters nearer than merge_threshold (NaN: 2.65 + 6 / sqrt of the
+ * smaller count), and, with `update` not 0 and no birth, a soft update. All or nothing. Blob, JSON: birthed, updated,
+ * merged, mergeDistances, clusters, misfitScalar, perCluster (misfit, members, outliers: the outlier_top_k worst members). */
+KVP_EXPORT int32_t kvp_bank_ingest(uint32_t bank, const uint8_t* keys, size_t keys_len, const char* keys_type,
+                                   size_t keys_type_len, const int64_t* keys_dims, size_t keys_dims_len,
+                                   const uint8_t* values, size_t values_len, const char* values_type,
+                                   size_t values_type_len, const int64_t* values_dims, size_t values_dims_len,
+                                   double birth_threshold, double merge_threshold, double outlier_top_k,
+                                   int32_t update, uint32_t* blob, size_t blob_len);
+
+/* Blob, JSON: kvHeads, headDim, maxClusters, clusters (alive). */
+KVP_EXPORT int32_t kvp_bank_info(uint32_t bank, uint32_t* blob, size_t blob_len);
+
+/* Copies one array of the alive clusters, [kv_heads, clusters, ...]: "count", "meanKeys", "meanValues", "keyVariances"
+ * (each head_dim wide), "covariances" (value x key, head_dim * head_dim). */
+KVP_EXPORT int32_t kvp_bank_array(uint32_t bank, const char* name, size_t name_len, double* out, size_t out_len);
+
+/* A bank of its own with the same state. */
+KVP_EXPORT int32_t kvp_bank_clone(uint32_t bank, uint32_t* out, size_t out_len);
+
+/* ---- Measures, float64 ---- */
+
+/* Root of the mean squared difference of two tensors of equal dims. */
+KVP_EXPORT int32_t kvp_metrics_rmse(const uint8_t* a, size_t a_len, const char* a_type, size_t a_type_len,
+                                    const int64_t* a_dims, size_t a_dims_len, const uint8_t* b, size_t b_len,
+                                    const char* b_type, size_t b_type_len, const int64_t* b_dims, size_t b_dims_len,
+                                    double* rmse, size_t rmse_len);
+
+/* Mean |a - b| over all but the leading dim, one figure per index of it. */
+KVP_EXPORT int32_t kvp_metrics_error_per_token(const uint8_t* a, size_t a_len, const char* a_type, size_t a_type_len,
+                                               const int64_t* a_dims, size_t a_dims_len, const uint8_t* b,
+                                               size_t b_len, const char* b_type, size_t b_type_len,
+                                               const int64_t* b_dims, size_t b_dims_len, double* errors,
+                                               size_t errors_len);
+
+/* Logits [..., vocabulary], a the reference. Four figures: share of positions with the same largest entry, mean and largest
+ * sum p (log p - log q) in nats, positions. -Infinity is a masked entry; NaN and +Infinity are ERR_NON_FINITE. */
+KVP_EXPORT int32_t kvp_metrics_fidelity(const uint8_t* a, size_t a_len, const char* a_type, size_t a_type_len,
+                                        const int64_t* a_dims, size_t a_dims_len, const uint8_t* b, size_t b_len,
+                                        const char* b_type, size_t b_type_len, const int64_t* b_dims,
+                                        size_t b_dims_len, double* figures, size_t figures_len);
+
+/* Largest gap between the distribution functions of two tensors' values. */
+KVP_EXPORT int32_t kvp_metrics_ks_distance(uint32_t instance, const uint8_t* a, size_t a_len, const char* a_type,
+                                           size_t a_type_len, const int64_t* a_dims, size_t a_dims_len,
+                                           const uint8_t* b, size_t b_len, const char* b_type, size_t b_type_len,
+                                           const int64_t* b_dims, size_t b_dims_len, double* distance,
+                                           size_t distance_len);
+
+/* 2 / (bits / 8 + scale_bits / 8 / block): bytes of 16-bit elements over those of codes with their scales. */
+KVP_EXPORT int32_t kvp_metrics_memory_ratio(double bits, double block, double scale_bits, double* ratio,
+                                            size_t ratio_len);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif
 
 /* The list: every function above, once. */
-#define KVP_FUNCTIONS(F)       \
-  F(kvp_describe)              \
-  F(kvp_catalogue)             \
-  F(kvp_last_error)            \
-  F(kvp_blob_size)             \
-  F(kvp_blob_read)             \
-  F(kvp_release)               \
-  F(kvp_instance_create)       \
-  F(kvp_instance_info)         \
-  F(kvp_payload_dense)         \
-  F(kvp_payload_affine)        \
-  F(kvp_quantize)              \
-  F(kvp_dequantize)            \
-  F(kvp_payload_info)          \
-  F(kvp_payload_array)         \
-  F(kvp_measure)               \
-  F(kvp_paged_create)          \
-  F(kvp_paged_add)             \
-  F(kvp_paged_validate)        \
-  F(kvp_paged_clone)           \
-  F(kvp_paged_info)            \
-  F(kvp_paged_payload)         \
-  F(kvp_paged_quantize)        \
-  F(kvp_paged_parse)           \
-  F(kvp_paged_serialized_size) \
-  F(kvp_paged_serialize)
+#define KVP_FUNCTIONS(F)         \
+  F(kvp_describe)                \
+  F(kvp_catalogue)               \
+  F(kvp_last_error)              \
+  F(kvp_blob_size)               \
+  F(kvp_blob_read)               \
+  F(kvp_release)                 \
+  F(kvp_instance_create)         \
+  F(kvp_instance_info)           \
+  F(kvp_payload_dense)           \
+  F(kvp_payload_affine)          \
+  F(kvp_quantize)                \
+  F(kvp_dequantize)              \
+  F(kvp_payload_info)            \
+  F(kvp_payload_array)           \
+  F(kvp_measure)                 \
+  F(kvp_paged_create)            \
+  F(kvp_paged_add)               \
+  F(kvp_paged_validate)          \
+  F(kvp_paged_clone)             \
+  F(kvp_paged_info)              \
+  F(kvp_paged_payload)           \
+  F(kvp_paged_quantize)          \
+  F(kvp_paged_parse)             \
+  F(kvp_paged_serialized_size)   \
+  F(kvp_paged_serialize)         \
+  F(kvp_kv_quantize)             \
+  F(kvp_kv_dequantize)           \
+  F(kvp_kv_error_per_token)      \
+  F(kvp_profile_fit)             \
+  F(kvp_profile_info)            \
+  F(kvp_profile_array)           \
+  F(kvp_profile_reconstruct)     \
+  F(kvp_profile_serialize)       \
+  F(kvp_profile_parse)           \
+  F(kvp_profile_anomaly)         \
+  F(kvp_profile_ks)              \
+  F(kvp_clusters_quantize)       \
+  F(kvp_clusters_info)           \
+  F(kvp_clusters_indices)        \
+  F(kvp_clusters_outliers)       \
+  F(kvp_clusters_tail)           \
+  F(kvp_clusters_verify)         \
+  F(kvp_bank_create)             \
+  F(kvp_bank_ingest)             \
+  F(kvp_bank_info)               \
+  F(kvp_bank_array)              \
+  F(kvp_bank_clone)              \
+  F(kvp_metrics_rmse)            \
+  F(kvp_metrics_error_per_token) \
+  F(kvp_metrics_fidelity)        \
+  F(kvp_metrics_ks_distance)     \
+  F(kvp_metrics_memory_ratio)
 
 #endif /* KVPAGES_H_ */

@@ -180,7 +180,7 @@ Result<QuantizedClusters> QuantizeClusters(const Values& k, const Values& v, std
           error.message = Of(cluster.id, side == 0 ? "tail of keys, " : "tail of values, ") + error.message;
           return error;
         }
-        cluster.tails[side] = std::make_unique<Profile>(std::move(fitted.value()));
+        cluster.tails[side] = std::make_shared<Profile>(std::move(fitted.value()));
       }
     }
   }

@@ -36,7 +36,7 @@ struct QuantizedCluster {
   int64_t id = 0;
   std::vector<int32_t> members, outliers, tail;  // tail is in ascending order
   QuantizedKv outlier[2];                        // no codes where there are no outliers
-  std::unique_ptr<Profile> tails[2];             // null where there is no tail
+  std::shared_ptr<const Profile> tails[2];       // null where there is no tail
 };
 
 struct ClusterReceipt {
