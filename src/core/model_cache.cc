@@ -1,0 +1,852 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/model_cache.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace kvpages {
+namespace {
+
+constexpr int64_t kMostTokens = int64_t{1} << 53;  // what a double of the C ABI counts exactly
+constexpr int64_t kCenterTokens = 64;              // c is the mean of this many tokens behind the kept ones
+
+const SideConfig& SideOf(const LayerConfig& layer, bool value_side) { return value_side ? layer.value : layer.key; }
+CacheSide& SideOf(CachePage& page, bool value_side) { return value_side ? page.value : page.key; }
+const CacheSide& SideOf(const CachePage& page, bool value_side) { return value_side ? page.value : page.key; }
+const char* SideName(bool value_side) { return value_side ? "value" : "key"; }
+int64_t ElementBytes(Type dense) { return Info(dense).bits / 8; }
+
+// How many of a side's closed dense pages are due, oldest first. `ends`: where these pages end, ascending; `end`: tokens
+// of the layer.
+int64_t DueCount(const ModelConfig& config, bool value_side, int64_t end, std::span<const int64_t> ends) {
+  const int64_t behind = value_side ? std::max(config.keep_recent, config.residual) : config.keep_recent;
+  int64_t due = 0;
+  while (due < static_cast<int64_t>(ends.size()) && end - ends[static_cast<size_t>(due)] >= behind) ++due;
+  const int64_t group = !value_side && config.residual > 0 ? config.residual / config.page_tokens : 1;
+  return due / group * group;
+}
+
+Result<std::shared_ptr<Payload>> NewDense(const InstanceRef& instance, Type type, int64_t heads, int64_t tokens, int64_t width) {
+  auto payload = std::make_shared<Payload>();
+  payload->shape = {1, heads, tokens, width};
+  payload->dense_type = type;
+  KVP_ASSIGN(payload->data, Bytes::Allocate(static_cast<uint64_t>(payload->shape.elements() * ElementBytes(type)), instance->budget));
+  return payload;
+}
+
+// Copies rows [0, tokens) of every head from one dense payload to another.
+void CopyRows(const Payload& from, int64_t tokens, Payload& to) {
+  const int64_t row = from.shape.width * ElementBytes(from.dense_type);
+  for (int64_t h = 0; h < from.shape.heads; ++h) {
+    std::memcpy(to.data.data() + h * to.shape.tokens * row, from.data.data() + h * from.shape.tokens * row,
+                static_cast<size_t>(tokens * row));
+  }
+}
+
+Error LayerError(Error error, int64_t layer, const char* side) {
+  error.message = "layer " + Text(layer) + (*side ? std::string(" ") + side : "") + ": " + error.message;
+  error.layer = layer;
+  if (*side) error.side = side;
+  return error;
+}
+
+// The first page that ends behind `position`.
+size_t PageAt(const CacheLayer& layer, int64_t position) {
+  const auto found = std::upper_bound(layer.pages.begin(), layer.pages.end(), position,
+                                      [](int64_t at, const CachePage& page) { return at < page.end(); });
+  return static_cast<size_t>(found - layer.pages.begin());
+}
+
+const CachePage* FirstBehindKept(const CacheLayer& layer) {
+  for (const CachePage& page : layer.pages) {
+    if (!page.kept) return &page;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+double FreezeFigures::rmse() const { return elements > 0 ? std::sqrt(squared_error / static_cast<double>(elements)) : 0; }
+
+void FreezeFigures::Add(const FreezeFigures& other) {
+  pages += other.pages;
+  elements += other.elements;
+  saturated += other.saturated;
+  bytes_before += other.bytes_before;
+  bytes_after += other.bytes_after;
+  squared_error += other.squared_error;
+  max_error = std::max(max_error, other.max_error);
+}
+
+bool IsClosed(const CacheLayer& layer, size_t index) {
+  const CachePage& page = layer.pages[index];
+  return index + 1 < layer.pages.size() || page.length == page.capacity() || page.key.writable == nullptr ||
+         page.value.writable == nullptr;
+}
+
+Result<ModelConfig> ResolveConfig(ModelConfig config) {
+  if (config.layers.empty()) return MakeError(Code::kArgument, "layers", "must be at least 1", "0");
+  if (Info(config.hot).family != Family::kDense) {
+    return MakeError(Code::kArgument, "hot", "must be f32, f16 or bf16", std::string(Info(config.hot).name));
+  }
+  const struct {
+    int64_t value;
+    const char* name;
+  } counts[] = {{config.page_tokens, "pageTokens"}, {config.keep_first, "keepFirst"}, {config.keep_recent, "keepRecent"},
+                {config.residual, "residual"}};
+  for (const auto& count : counts) {
+    if (count.value < 0 || count.value > (int64_t{1} << 30)) {
+      return MakeError(Code::kArgument, count.name, "must be 0 to " + Text(int64_t{1} << 30), Text(count.value));
+    }
+  }
+  int64_t page_tokens = 16;
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    LayerConfig& layer = config.layers[i];
+    const auto index = static_cast<int64_t>(i);
+    if (layer.heads < 1) return LayerError(MakeError(Code::kArgument, "kvHeads", "must be at least 1", Text(layer.heads)), index, "");
+    if (layer.window < 0) return LayerError(MakeError(Code::kArgument, "window", "must not be negative", Text(layer.window)), index, "");
+    for (const bool value_side : {false, true}) {
+      SideConfig& side = value_side ? layer.value : layer.key;
+      const char* name = SideName(value_side);
+      if (side.width < 1) return LayerError(MakeError(Code::kArgument, "headDim", "must be at least 1", Text(side.width)), index, name);
+      auto spec = ResolveSpec(side.spec, side.width, name);
+      if (!spec.ok()) return LayerError(spec.error(), index, name);
+      side.spec = spec.value();
+      if (side.spec.center && value_side) {
+        return LayerError(MakeError(Code::kSpec, name, "+center is for keys only", CanonicalSpec(side.spec)), index, name);
+      }
+      if (side.spec.calibration == Calibration::kGiven && Info(side.spec.type).family != Family::kScheme &&
+          Info(side.spec.type).family != Family::kDense) {
+        return LayerError(MakeError(Code::kSpec, name, "a cache finds its scales; calibration 'given' has none", CanonicalSpec(side.spec)),
+                          index, name);
+      }
+      if (side.spec.axis == Axis::kChannel) page_tokens = std::max(page_tokens, side.spec.block);
+      const Shape page{1, layer.heads, std::max<int64_t>(config.page_tokens, 1), side.width};
+      auto elements = CheckedElements(page, name);
+      if (!elements.ok()) return LayerError(elements.error(), index, name);
+    }
+  }
+  if (config.page_tokens == 0) config.page_tokens = page_tokens;
+  if (config.residual % config.page_tokens != 0) {
+    return MakeError(Code::kArgument, "residual", "must be a multiple of pageTokens, " + Text(config.page_tokens), Text(config.residual));
+  }
+  return config;
+}
+
+Result<ModelCache> ModelCache::Create(const InstanceRef& instance, ModelConfig config, uint64_t max_bytes) {
+  KVP_ASSIGN(ModelConfig resolved, ResolveConfig(std::move(config)));
+  ModelCache cache;
+  cache.instance_ = std::make_shared<Instance>(*instance);
+  cache.instance_->budget = std::make_shared<Budget>(max_bytes, instance->budget);
+  cache.layers_.resize(resolved.layers.size());
+  cache.config_ = std::make_shared<const ModelConfig>(std::move(resolved));
+  return cache;
+}
+
+// ---- Appending ----
+
+int64_t ModelCache::tokens() const {
+  int64_t most = 0;
+  for (const CacheLayer& layer : layers_) most = std::max(most, layer.end);
+  return most;
+}
+
+Result<int64_t> ModelCache::EvenTokens() const {
+  for (size_t i = 1; i < layers_.size(); ++i) {
+    if (layers_[i].end == layers_[0].end) continue;
+    return MakeError(Code::kMismatch, "cache", "layer " + Text(static_cast<int64_t>(i)) + " must have the " + Text(layers_[0].end) +
+                                                   " tokens of layer 0", Text(layers_[i].end))
+        .Layer(static_cast<int64_t>(i))
+        .Expected(Text(layers_[0].end));
+  }
+  return layers_[0].end;
+}
+
+Status ModelCache::CheckLayer(int64_t layer) const {
+  if (layer >= 0 && layer < layer_count()) return Ok();
+  return MakeError(Code::kArgument, "layer", "must be 0 to " + Text(layer_count() - 1), Text(layer));
+}
+
+Status ModelCache::CheckInput(int64_t layer, const TensorView& keys, const TensorView& values) const {
+  const LayerConfig& config = config_->layers[static_cast<size_t>(layer)];
+  for (const bool value_side : {false, true}) {
+    const TensorView& view = value_side ? values : keys;
+    const char* argument = value_side ? "values" : "keys";
+    const Shape want{1, config.heads, keys.shape.tokens, SideOf(config, value_side).width};
+    if (!(view.shape == want) || want.tokens < 1) {
+      return LayerError(MakeError(Code::kShape, argument, "must be [kv_heads, tokens, head_dim] with at least one token, " +
+                                                              (want.tokens < 1 ? "[" + Text(want.heads) + ", tokens, " + Text(want.width) + "]"
+                                                                               : Text(want)),
+                                  Text(view.shape))
+                            .Expected(Text(want)),
+                        layer, SideName(value_side));
+    }
+    if (want.tokens > kMostTokens - layers_[static_cast<size_t>(layer)].end) {
+      return LayerError(MakeError(Code::kLimit, argument, "token positions end at 2^53"), layer, SideName(value_side));
+    }
+    if (SideOf(config, value_side).options.non_finite != NonFinite::kError) continue;
+    Status finite = CheckFinite(*instance_->backend, view, want.tokens, argument);
+    if (!finite.ok()) return LayerError(std::move(finite.error()), layer, SideName(value_side));
+  }
+  return Ok();
+}
+
+Result<CachePage> ModelCache::NewPage(int64_t layer, int64_t start, bool kept) const {
+  const LayerConfig& config = config_->layers[static_cast<size_t>(layer)];
+  CachePage page;
+  page.start = start;
+  page.kept = kept;
+  for (const bool value_side : {false, true}) {
+    CacheSide& side = SideOf(page, value_side);
+    KVP_ASSIGN(auto payload, NewDense(instance_, config_->hot, config.heads, kept ? config_->keep_first : config_->page_tokens,
+                                      SideOf(config, value_side).width));
+    side.writable = payload.get();
+    side.payload = std::move(payload);
+  }
+  return page;
+}
+
+Status ModelCache::MakeWritable(CachePage& page) const {
+  for (const bool value_side : {false, true}) {
+    CacheSide& side = SideOf(page, value_side);
+    if (side.payload.use_count() == 1) continue;
+    const Payload& old = *side.payload;
+    KVP_ASSIGN(auto copy, NewDense(instance_, old.dense_type, old.shape.heads, old.shape.tokens, old.shape.width));
+    CopyRows(old, page.length, *copy);
+    side.writable = copy.get();
+    side.payload = std::move(copy);
+  }
+  return Ok();
+}
+
+// Rounds tokens [begin, begin + count) of the view into rows from `row` on.
+Status ModelCache::Write(CacheSide& side, int64_t row, const TensorView& view, int64_t begin, int64_t count) const {
+  const Backend& backend = *instance_->backend;
+  Payload& page = *side.writable;
+  const int64_t width = page.shape.width, to_size = ElementBytes(page.dense_type), from_size = ElementBytes(view.type);
+  const bool contiguous = view.token_stride == width || count == 1;
+  const int64_t run = contiguous ? count : 1;  // tokens at once
+  Bytes wide;
+  if (view.type != page.dense_type && view.type != Type::f32) {
+    KVP_ASSIGN(wide, Bytes::AllocateRaw(static_cast<uint64_t>(run * width) * 4));
+  }
+  for (int64_t h = 0; h < page.shape.heads; ++h) {
+    for (int64_t t = 0; t < count; t += run) {
+      const uint8_t* from = static_cast<const uint8_t*>(view.data) + (h * view.head_stride + (begin + t) * view.token_stride) * from_size;
+      uint8_t* to = page.data.data() + (h * page.shape.tokens + row + t) * width * to_size;
+      if (view.type == page.dense_type) {
+        std::memcpy(to, from, static_cast<size_t>(run * width * to_size));
+        continue;
+      }
+      const float* values = reinterpret_cast<const float*>(from);
+      if (view.type != Type::f32) {
+        backend.widen(view.type, from, wide.as<float>(), run * width);
+        values = wide.as<float>();
+      }
+      backend.narrow(page.dense_type, values, to, run * width);
+    }
+  }
+  return Ok();
+}
+
+Status ModelCache::Store(int64_t index, const TensorView& keys, const TensorView& values) {
+  CacheLayer& layer = layers_[static_cast<size_t>(index)];
+  const size_t old_pages = layer.pages.size();
+  const int64_t old_length = old_pages > 0 ? layer.pages.back().length : 0, old_end = layer.end;
+  const auto body = [&]() -> Status {
+    for (int64_t done = 0; done < keys.shape.tokens;) {
+      if (layer.pages.empty() || IsClosed(layer, layer.pages.size() - 1)) {
+        KVP_ASSIGN(CachePage page, NewPage(index, layer.end, layer.end == 0 && config_->keep_first > 0));
+        layer.pages.push_back(std::move(page));
+      }
+      CachePage& page = layer.pages.back();
+      KVP_TRY(MakeWritable(page));
+      const int64_t count = std::min(page.capacity() - page.length, keys.shape.tokens - done);
+      KVP_TRY(Write(page.key, page.length, keys, done, count));
+      KVP_TRY(Write(page.value, page.length, values, done, count));
+      page.length += count;
+      layer.end += count;
+      done += count;
+    }
+    return Ok();
+  };
+  Status status = body();
+  if (status.ok()) return status;
+  layer.pages.resize(old_pages);
+  if (old_pages > 0) layer.pages.back().length = old_length;
+  layer.end = old_end;
+  return LayerError(std::move(status.error()), index, "");
+}
+
+Status ModelCache::Append(int64_t layer, const TensorView& keys, const TensorView& values) {
+  KVP_TRY(CheckLayer(layer));
+  KVP_TRY(CheckInput(layer, keys, values));
+  KVP_TRY(FreezeLayer(layer, nullptr));
+  return Store(layer, keys, values);
+}
+
+Status ModelCache::AppendAll(std::span<const TensorView> keys, std::span<const TensorView> values) {
+  for (const auto* side : {&keys, &values}) {
+    if (static_cast<int64_t>(side->size()) == layer_count()) continue;
+    return MakeError(Code::kShape, side == &keys ? "keys" : "values", "needs one tensor per layer, " + Text(layer_count()),
+                     Text(static_cast<int64_t>(side->size())));
+  }
+  for (int64_t i = 0; i < layer_count(); ++i) {
+    const auto at = static_cast<size_t>(i);
+    KVP_TRY(CheckInput(i, keys[at], values[at]));
+    if (keys[at].shape.tokens != keys[0].shape.tokens) {
+      return LayerError(MakeError(Code::kShape, "keys", "must have the " + Text(keys[0].shape.tokens) + " tokens of layer 0",
+                                  Text(keys[at].shape.tokens)),
+                        i, "key");
+    }
+  }
+  for (int64_t i = 0; i < layer_count(); ++i) KVP_TRY(FreezeLayer(i, nullptr));
+  struct Before {
+    size_t pages;
+    int64_t length;
+  };
+  std::vector<Before> before(layers_.size());
+  for (int64_t i = 0; i < layer_count(); ++i) {
+    CacheLayer& layer = layers_[static_cast<size_t>(i)];
+    before[static_cast<size_t>(i)] = {layer.pages.size(), layer.pages.empty() ? 0 : layer.pages.back().length};
+    Status status = Store(i, keys[static_cast<size_t>(i)], values[static_cast<size_t>(i)]);
+    if (status.ok()) continue;
+    for (int64_t j = 0; j < i; ++j) {
+      CacheLayer& stored = layers_[static_cast<size_t>(j)];
+      stored.pages.resize(before[static_cast<size_t>(j)].pages);
+      if (!stored.pages.empty()) stored.pages.back().length = before[static_cast<size_t>(j)].length;
+      stored.end -= keys[0].shape.tokens;
+    }
+    return status;
+  }
+  return Ok();
+}
+
+// ---- Freezing ----
+
+Result<FreezeReport> ModelCache::Freeze(int64_t layer) {
+  FreezeReport report;
+  if (layer != -1) {
+    KVP_TRY(CheckLayer(layer));
+    KVP_TRY(FreezeLayer(layer, &report));
+    return report;
+  }
+  for (int64_t i = 0; i < layer_count(); ++i) KVP_TRY(FreezeLayer(i, &report));
+  return report;
+}
+
+// f32 sum in token order of the first 64 tokens behind the kept ones, times 1/64, rounded to bf16.
+Status ModelCache::FindCenter(CacheLayer& layer, const LayerConfig& config) const {
+  const int64_t width = config.key.width;
+  KVP_ASSIGN(Bytes center, Bytes::AllocateRaw(static_cast<uint64_t>(config.heads * width) * 2, instance_->budget));
+  KVP_ASSIGN(Bytes scratch, Bytes::Allocate(static_cast<uint64_t>(config.heads * width) * 8));
+  float* sum = scratch.as<float>();
+  float* rows = sum + config.heads * width;
+  int64_t left = kCenterTokens;
+  for (const CachePage& page : layer.pages) {
+    if (page.kept) continue;
+    for (int64_t t = 0; t < page.length && left > 0; ++t, --left) {
+      KVP_TRY(Decode(instance_, *page.key.payload, t, t + 1, rows, 0, width, width));
+      for (int64_t i = 0; i < config.heads * width; ++i) sum[i] += rows[i];
+    }
+  }
+  for (int64_t i = 0; i < config.heads * width; ++i) center.as<uint16_t>()[i] = ToBF16(sum[i] * (1.0f / kCenterTokens));
+  layer.center = std::move(center);
+  return Ok();
+}
+
+Status ModelCache::EncodeSide(int64_t index, CachePage& page, bool value_side, FreezeReport* report) {
+  CacheSide& side = SideOf(page, value_side);
+  const SideConfig& config = SideOf(config_->layers[static_cast<size_t>(index)], value_side);
+  const Payload& dense = *side.payload;
+  const TensorView view = ContiguousView(dense.data.data(), dense.dense_type, dense.shape);
+  FreezeFigures figures;
+  figures.pages = 1;
+  figures.bytes_before = dense.bytes();
+  PayloadRef made = side.payload;
+  if (config.spec.type != dense.dense_type) {
+    EncodeOptions options;
+    options.spec = config.options;
+    if (config.spec.center) options.center = layers_[static_cast<size_t>(index)].center;
+    KVP_ASSIGN(made, Encode(instance_, view, page.length, config.spec, options, value_side ? "values" : "keys"));
+  }
+  KVP_ASSIGN(const Fidelity loss, Measure(instance_, view, *made, page.length));
+  figures.bytes_after = made->bytes() - made->center.size() +
+                        (made->kind == PayloadKind::kEncoded && SizesOf(made->spec, made->shape).has_global ? 4 : 0);
+  figures.elements = loss.elements;
+  figures.saturated = loss.saturated;
+  figures.squared_error = loss.rmse * loss.rmse * static_cast<double>(loss.elements);
+  figures.max_error = loss.max_error;
+  if (report != nullptr) (value_side ? report->value : report->key).Add(figures);
+  side.payload = std::move(made);
+  side.writable = nullptr;
+  side.frozen = true;
+  side.figures = figures;
+  return Ok();
+}
+
+Status ModelCache::FreezeLayer(int64_t index, FreezeReport* report) {
+  CacheLayer& layer = layers_[static_cast<size_t>(index)];
+  const auto settled = [&](const CachePage& page) { return page.kept || (page.key.frozen && page.value.frozen); };
+  while (layer.settled < layer.pages.size() && settled(layer.pages[layer.settled])) ++layer.settled;
+  if (layer.settled == layer.pages.size() || !IsClosed(layer, layer.settled)) return Ok();
+  const LayerConfig& config = config_->layers[static_cast<size_t>(index)];
+  const bool needs_center = config.key.spec.center && layer.center.empty();
+  if (needs_center && layer.end - FirstBehindKept(layer)->start < kCenterTokens) return Ok();
+
+  std::vector<size_t> pages;
+  std::vector<int64_t> ends;
+  for (const bool value_side : {false, true}) {
+    pages.clear();
+    ends.clear();
+    for (size_t i = layer.settled; i < layer.pages.size() && IsClosed(layer, i); ++i) {
+      if (layer.pages[i].kept || SideOf(layer.pages[i], value_side).frozen) continue;
+      pages.push_back(i);
+      ends.push_back(layer.pages[i].end());
+    }
+    const int64_t due = DueCount(*config_, value_side, layer.end, ends);
+    for (int64_t i = 0; i < due; ++i) {
+      if (!value_side && config.key.spec.center && layer.center.empty()) KVP_TRY(FindCenter(layer, config));
+      Status status = EncodeSide(index, layer.pages[pages[static_cast<size_t>(i)]], value_side, report);
+      if (!status.ok()) return LayerError(std::move(status.error()), index, SideName(value_side));
+    }
+  }
+  return Ok();
+}
+
+// ---- Cutting ----
+
+Status ModelCache::Truncate(int64_t n) {
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const CacheLayer& layer = layers_[i];
+    const auto index = static_cast<int64_t>(i);
+    if (n < 0 || n > layer.end) {
+      return LayerError(MakeError(Code::kArgument, "tokens", "must be 0 to the " + Text(layer.end) + " tokens of the layer", Text(n)), index, "");
+    }
+    // A position within a gap of dropped tokens: what would follow it has no place.
+    const size_t at = PageAt(layer, n);
+    const int64_t held = at == 0 ? 0 : layer.pages[at - 1].end();
+    const int64_t next = at == layer.pages.size() ? layer.end : layer.pages[at].start;
+    if (n > held && n < next) {
+      return LayerError(MakeError(Code::kArgument, "tokens", "tokens " + Text(held) + " to " + Text(next - 1) + " have been dropped", Text(n)),
+                        index, "");
+    }
+  }
+  for (CacheLayer& layer : layers_) {
+    while (!layer.pages.empty() && layer.pages.back().start >= n) layer.pages.pop_back();
+    if (!layer.pages.empty()) layer.pages.back().length = std::min(layer.pages.back().length, n - layer.pages.back().start);
+    layer.end = n;
+    layer.settled = 0;
+    bool centered = false;
+    for (const CachePage& page : layer.pages) centered = centered || !page.key.payload->center.empty();
+    if (!centered) layer.center = {};
+  }
+  return Ok();
+}
+
+Status ModelCache::DropBefore(int64_t n, int64_t layer) {
+  if (layer != -1) KVP_TRY(CheckLayer(layer));
+  const int64_t first = layer == -1 ? 0 : layer, last = layer == -1 ? layer_count() - 1 : layer;
+  for (int64_t i = first; i <= last; ++i) {
+    const int64_t end = layers_[static_cast<size_t>(i)].end;
+    if (n < 0 || n > end) {
+      return LayerError(MakeError(Code::kArgument, "tokens", "must be 0 to the " + Text(end) + " tokens of the layer", Text(n)), i, "");
+    }
+  }
+  for (int64_t i = first; i <= last; ++i) {
+    CacheLayer& at = layers_[static_cast<size_t>(i)];
+    std::erase_if(at.pages, [&](const CachePage& page) { return !page.kept && page.end() <= n; });
+    at.settled = 0;
+  }
+  return Ok();
+}
+
+Result<ModelCache> ModelCache::Slice(int64_t begin, int64_t end) const {
+  if (begin < 0 || begin > end) {
+    return MakeError(Code::kArgument, "start", "must be 0 to the end, " + Text(end), Text(begin));
+  }
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const CacheLayer& layer = layers_[i];
+    const size_t at = PageAt(layer, begin);
+    if (begin == 0 || begin == layer.end || (at < layer.pages.size() && layer.pages[at].start == begin)) continue;
+    const std::string nearest = at < layer.pages.size() ? "; the page there starts at " + Text(layer.pages[at].start) : "";
+    return LayerError(MakeError(Code::kArgument, "start", "must be the start of a page" + nearest, Text(begin)), static_cast<int64_t>(i), "");
+  }
+  ModelCache cut = *this;
+  KVP_TRY(cut.Truncate(end));
+  for (CacheLayer& layer : cut.layers_) std::erase_if(layer.pages, [&](const CachePage& page) { return page.end() <= begin; });
+  return cut;
+}
+
+// ---- Reading ----
+
+Status ModelCache::Read(int64_t index, bool value_side, int64_t begin, int64_t end, float* out, int64_t head_stride,
+                        int64_t token_stride) const {
+  KVP_TRY(CheckLayer(index));
+  const CacheLayer& layer = layers_[static_cast<size_t>(index)];
+  if (begin < 0 || end < begin || end > layer.end) {
+    return LayerError(MakeError(Code::kArgument, "start", "start and end must lie within 0 to " + Text(layer.end),
+                                Text(begin) + " to " + Text(end)),
+                      index, "");
+  }
+  const size_t first = PageAt(layer, begin);
+  for (int64_t position = begin, at = static_cast<int64_t>(first); position < end; ++at) {
+    const bool there = static_cast<size_t>(at) < layer.pages.size() && layer.pages[static_cast<size_t>(at)].start <= position;
+    if (!there) {
+      const int64_t next = static_cast<size_t>(at) < layer.pages.size() ? layer.pages[static_cast<size_t>(at)].start : layer.end;
+      return LayerError(MakeError(Code::kArgument, "start", "tokens " + Text(position) + " to " + Text(next - 1) + " have been dropped",
+                                  Text(begin) + " to " + Text(end)),
+                        index, "");
+    }
+    position = layer.pages[static_cast<size_t>(at)].end();
+  }
+  for (size_t at = first; at < layer.pages.size() && layer.pages[at].start < end; ++at) {
+    const CachePage& page = layer.pages[at];
+    const int64_t from = std::max(begin, page.start), to = std::min(end, page.end());
+    if (to <= from) continue;
+    KVP_TRY(Decode(instance_, *SideOf(page, value_side).payload, from - page.start, to - page.start,
+                   out + (from - begin) * token_stride, 0, head_stride, token_stride));
+  }
+  return Ok();
+}
+
+Result<PagedCache> ModelCache::ToPaged(int64_t index) const {
+  KVP_TRY(CheckLayer(index));
+  PagedCache paged;
+  int64_t start = 0;
+  for (const CachePage& page : layers_[static_cast<size_t>(index)].pages) {
+    Page view;
+    view.start = start;
+    view.length = page.length;
+    start += page.length;
+    for (const bool value_side : {false, true}) {
+      PayloadRef payload = SideOf(page, value_side).payload;
+      if (payload->kind == PayloadKind::kDense && page.length < page.capacity()) {
+        // Rows past the length hold anything here and zeros there.
+        KVP_ASSIGN(auto clean, NewDense(instance_, payload->dense_type, payload->shape.heads, payload->shape.tokens, payload->shape.width));
+        CopyRows(*payload, page.length, *clean);
+        payload = std::move(clean);
+      }
+      (value_side ? view.value : view.key) = std::move(payload);
+    }
+    paged.pages.push_back(std::move(view));
+  }
+  return paged;
+}
+
+// ---- Taking over pages ----
+
+Result<std::vector<CacheLayer>> LayersFromPaged(const ModelConfig& config, std::span<const PagedCache* const> sources) {
+  if (sources.size() != config.layers.size()) {
+    return MakeError(Code::kShape, "layers", "needs one paged cache per layer, " + Text(static_cast<int64_t>(config.layers.size())),
+                     Text(static_cast<int64_t>(sources.size())));
+  }
+  std::vector<CacheLayer> layers(sources.size());
+  for (size_t i = 0; i < sources.size(); ++i) {
+    Status valid = Validate(*sources[i]);
+    if (!valid.ok()) return LayerError(std::move(valid.error()), static_cast<int64_t>(i), "");
+    CacheLayer& layer = layers[i];
+    for (const Page& source : sources[i]->pages) {
+      CachePage page;
+      page.start = source.start;
+      page.length = source.length;
+      const bool dense = source.key->kind == PayloadKind::kDense && source.value->kind == PayloadKind::kDense;
+      const bool alone = sources[i]->pages.size() == 1 && source.length < config.keep_first;
+      page.kept = dense && page.start == 0 && config.keep_first > 0 && (page.length == config.keep_first || alone);
+      page.key.payload = source.key;
+      page.value.payload = source.value;
+      page.key.frozen = source.key->kind != PayloadKind::kDense;
+      page.value.frozen = source.value->kind != PayloadKind::kDense;
+      if (layer.center.empty() && config.layers[i].key.spec.center) layer.center = source.key->center;
+      layer.end = page.end();
+      layer.pages.push_back(std::move(page));
+    }
+  }
+  return layers;
+}
+
+namespace {
+
+Status CheckPages(const ModelConfig& config, int64_t index, const CacheLayer& layer) {
+  const LayerConfig& shape = config.layers[static_cast<size_t>(index)];
+  int64_t position = 0;
+  for (size_t i = 0; i < layer.pages.size(); ++i) {
+    const CachePage& page = layer.pages[i];
+    const auto refuse = [&](Code code, const char* side, std::string rule, std::string got) {
+      Error error = LayerError(MakeError(code, "page " + Text(static_cast<int64_t>(i)), std::move(rule), std::move(got)), index, side);
+      error.argument = "layers";
+      error.page = static_cast<int64_t>(i);
+      return error;
+    };
+    if (page.key.payload == nullptr || page.value.payload == nullptr) return refuse(Code::kShape, "", "payload is missing", "");
+    const bool gap_allowed = i == 0 ? !page.kept : layer.pages[i - 1].kept;
+    if (page.start < position || (page.start > position && !gap_allowed)) {
+      return refuse(Code::kShape, "", "must start at " + Text(position), Text(page.start));
+    }
+    if (page.kept && (page.start != 0 || page.length > config.keep_first || page.key.frozen || page.value.frozen)) {
+      return refuse(Code::kShape, "", "a kept page is dense and holds the first " + Text(config.keep_first) + " tokens at most", Text(page.length));
+    }
+    for (const bool value_side : {false, true}) {
+      const CacheSide& side = SideOf(page, value_side);
+      const Shape& have = side.payload->shape;
+      const Shape want{1, shape.heads, page.capacity(), SideOf(shape, value_side).width};
+      if (side.payload->kind == PayloadKind::kOpaque) {
+        return refuse(Code::kUnsupported, SideName(value_side), "an encoding that this version does not know cannot be attended to",
+                      side.payload->opaque_name);
+      }
+      if (!(have == want)) {
+        Error error = refuse(Code::kMismatch, SideName(value_side), "must be " + Text(want), Text(have));
+        error.expected = Text(want);
+        return error;
+      }
+      if (side.payload->kind == PayloadKind::kEncoded && !side.frozen) {
+        return refuse(Code::kCorrupt, SideName(value_side), "is encoded but not marked so", "");
+      }
+      if (side.payload->kind == PayloadKind::kEncoded && !side.payload->affine && side.payload->spec.center &&
+          side.payload->center.size() != static_cast<uint64_t>(have.heads * have.width) * 2) {
+        return refuse(Code::kCorrupt, SideName(value_side), "has no centre", "");
+      }
+    }
+    if (page.length < 1 || page.length > page.capacity() || page.length > kMostTokens - page.start) {
+      return refuse(Code::kShape, "", "length must be 1 to the capacity " + Text(page.capacity()), Text(page.length));
+    }
+    position = page.end();
+  }
+  const bool tail_dropped = layer.pages.empty() || layer.pages.back().kept;
+  if (layer.end < position || layer.end > kMostTokens || (layer.end > position && !tail_dropped)) {
+    return LayerError(MakeError(Code::kShape, "layers", "pages must end at token " + Text(layer.end), Text(position)), index, "");
+  }
+  if (!layer.center.empty() && layer.center.size() != static_cast<uint64_t>(shape.heads * shape.key.width) * 2) {
+    return LayerError(MakeError(Code::kShape, "layers", "centre must hold " + Text(shape.heads * shape.key.width * 2) + " bytes",
+                                Text(static_cast<int64_t>(layer.center.size()))),
+                      index, "key");
+  }
+  return Ok();
+}
+
+}  // namespace
+
+Result<ModelCache> ModelCache::Assemble(const InstanceRef& instance, ModelConfig config, uint64_t max_bytes,
+                                        std::vector<CacheLayer> layers) {
+  KVP_ASSIGN(ModelCache cache, Create(instance, std::move(config), max_bytes));
+  const ModelConfig& resolved = *cache.config_;
+  if (layers.size() != resolved.layers.size()) {
+    return MakeError(Code::kShape, "layers", "must be " + Text(cache.layer_count()), Text(static_cast<int64_t>(layers.size())));
+  }
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const auto index = static_cast<int64_t>(i);
+    KVP_TRY(CheckPages(resolved, index, layers[i]));
+    for (size_t at = 0; at < layers[i].pages.size(); ++at) {
+      CachePage& page = layers[i].pages[at];
+      const int64_t room = page.kept ? resolved.keep_first : resolved.page_tokens;
+      const bool last = at + 1 == layers[i].pages.size() && page.end() == layers[i].end;
+      bool hot = (page.length == room && page.capacity() == room) || (last && page.length < room);
+      for (const CacheSide* side : {&page.key, &page.value}) {
+        hot = hot && !side->frozen && side->payload->kind == PayloadKind::kDense && side->payload->dense_type == resolved.hot;
+      }
+      if (!hot) continue;
+      if (page.capacity() != room) {
+        KVP_ASSIGN(CachePage wide, cache.NewPage(index, page.start, page.kept));
+        wide.length = page.length;
+        CopyRows(*page.key.payload, page.length, *wide.key.writable);
+        CopyRows(*page.value.payload, page.length, *wide.value.writable);
+        page = std::move(wide);
+        continue;
+      }
+      // Written only while nobody else holds them, as every hot page.
+      page.key.writable = const_cast<Payload*>(page.key.payload.get());
+      page.value.writable = const_cast<Payload*>(page.value.payload.get());
+    }
+  }
+  cache.layers_ = std::move(layers);
+  return cache;
+}
+
+// ---- Sizes ----
+
+namespace {
+
+// Bytes of an encoded side, by kind. Dense specs count as codes.
+void CountSide(CacheStats& stats, const Payload& payload, uint64_t* own) {
+  *own = 0;
+  if (payload.kind == PayloadKind::kDense) {
+    stats.code_bytes += payload.data.size();
+    *own = payload.data.size();
+    return;
+  }
+  const uint64_t global = SizesOf(payload.spec, payload.shape).has_global ? 4 : 0;
+  stats.code_bytes += payload.codes.size();
+  stats.scale_bytes += payload.scales.size();
+  stats.zero_bytes += payload.zeros.size();
+  stats.global_bytes += global;
+  *own = payload.codes.size() + payload.scales.size() + payload.zeros.size() + global;
+}
+
+struct BitCount {
+  uint64_t bytes[2] = {0, 0};
+  int64_t elements[2] = {0, 0};
+  int64_t dense_elements = 0;
+};
+
+void FinishBits(CacheStats& stats, const BitCount& count) {
+  double bits[2];
+  for (int side = 0; side < 2; ++side) {
+    const uint64_t bytes = count.bytes[side] + (side == 0 ? stats.center_bytes : 0);
+    bits[side] = count.elements[side] > 0 ? 8.0 * static_cast<double>(bytes) / static_cast<double>(count.elements[side]) : 0;
+  }
+  stats.key_bits = bits[0];
+  stats.value_bits = bits[1];
+  const int sides = (count.elements[0] > 0) + (count.elements[1] > 0);
+  stats.bits = sides > 0 ? (bits[0] + bits[1]) / sides : 0;
+  const int64_t all = count.elements[0] + count.elements[1] + count.dense_elements;
+  stats.overall_bits = all > 0 ? 8.0 * static_cast<double>(stats.bytes()) / static_cast<double>(all) : 0;
+}
+
+}  // namespace
+
+CacheStats ModelCache::Stats() const {
+  CacheStats stats;
+  BitCount count;
+  stats.tokens = tokens();
+  for (const CacheLayer& layer : layers_) {
+    stats.center_bytes += layer.center.size();
+    for (const CachePage& page : layer.pages) {
+      ++(page.kept ? stats.kept_pages : page.key.frozen && page.value.frozen ? stats.frozen_pages : stats.hot_pages);
+      bool shared = false;
+      for (const bool value_side : {false, true}) {
+        const CacheSide& side = SideOf(page, value_side);
+        const int64_t elements = side.payload->shape.heads * page.length * side.payload->shape.width;
+        uint64_t own = side.payload->data.size();
+        if (side.frozen) {
+          CountSide(stats, *side.payload, &own);
+          count.bytes[value_side] += own;
+          count.elements[value_side] += elements;
+          (value_side ? stats.frozen.value : stats.frozen.key).Add(side.figures);
+        } else {
+          (page.kept ? stats.kept_bytes : stats.hot_bytes) += own;
+          count.dense_elements += elements;
+        }
+        if (side.payload.use_count() > 1) {
+          shared = true;
+          stats.shared_bytes += own;
+        }
+      }
+      stats.shared_pages += shared;
+    }
+  }
+  FinishBits(stats, count);
+  return stats;
+}
+
+CacheStats EstimateBytes(const ModelConfig& config, int64_t tokens) {
+  CacheStats stats;
+  BitCount count;
+  stats.tokens = tokens;
+  const int64_t kept = std::min(tokens, config.keep_first), behind = tokens - kept;
+  const int64_t full = behind / config.page_tokens, rest = behind % config.page_tokens;
+  for (const LayerConfig& layer : config.layers) {
+    std::vector<int64_t> ends;
+    const bool wait = layer.key.spec.center && behind < kCenterTokens;
+    for (int64_t i = 0; i < (wait ? 0 : full); ++i) ends.push_back(kept + (i + 1) * config.page_tokens);
+    int64_t frozen[2];
+    for (const bool value_side : {false, true}) {
+      const SideConfig& side = SideOf(layer, value_side);
+      const Shape shape{1, layer.heads, config.page_tokens, side.width};
+      frozen[value_side] = DueCount(config, value_side, tokens, ends);
+      const int64_t row = layer.heads * side.width * ElementBytes(config.hot), pages = frozen[value_side];
+      const int64_t dense_pages = full - pages + (rest > 0);
+      stats.kept_bytes += static_cast<uint64_t>((kept > 0 ? config.keep_first : 0) * row);
+      stats.hot_bytes += static_cast<uint64_t>(dense_pages * config.page_tokens * row);
+      count.dense_elements += (tokens - pages * config.page_tokens) * layer.heads * side.width;
+      count.elements[value_side] += pages * shape.elements();
+      uint64_t own;
+      if (Info(side.spec.type).family == Family::kDense) {
+        own = static_cast<uint64_t>(pages * shape.elements() * ElementBytes(side.spec.type));
+        stats.code_bytes += own;
+      } else {
+        const ArraySizes sizes = SizesOf(side.spec, shape);
+        own = static_cast<uint64_t>(pages * sizes.total());
+        stats.code_bytes += static_cast<uint64_t>(pages * sizes.codes);
+        stats.scale_bytes += static_cast<uint64_t>(pages * sizes.scales);
+        stats.zero_bytes += static_cast<uint64_t>(pages * sizes.zeros);
+        stats.global_bytes += static_cast<uint64_t>(pages * (sizes.has_global ? 4 : 0));
+      }
+      count.bytes[value_side] += own;
+    }
+    stats.kept_pages += kept > 0;
+    stats.frozen_pages += std::min(frozen[0], frozen[1]);
+    stats.hot_pages += full + (rest > 0) - std::min(frozen[0], frozen[1]);
+    if (layer.key.spec.center && frozen[0] > 0) stats.center_bytes += static_cast<uint64_t>(layer.heads * layer.key.width) * 2;
+  }
+  FinishBits(stats, count);
+  return stats;
+}
+
+Result<PayloadRef> CutPayload(const InstanceRef& instance, const Payload& payload, int64_t tokens) {
+  const Shape& old = payload.shape;
+  const Shape shape{old.batch, old.heads, tokens, old.width};
+  if (payload.kind == PayloadKind::kDense) {
+    KVP_ASSIGN(auto made, NewDense(instance, payload.dense_type, old.heads, tokens, old.width));
+    CopyRows(payload, tokens, *made);
+    return PayloadRef(std::move(made));
+  }
+  auto made = std::make_shared<Payload>();
+  made->kind = payload.kind;
+  made->shape = shape;
+  made->spec = payload.spec;
+  made->affine = payload.affine;
+  made->axis = payload.axis;
+  made->block = payload.block;
+  made->grid = payload.affine ? AffineGrid(shape, payload.axis, payload.block) : ScaleGrid(payload.spec, shape);
+  made->has_zeros = payload.has_zeros;
+  made->zero_byte = payload.zero_byte;
+  made->global = payload.global;
+  made->center = payload.center;
+  made->hadamard = payload.hadamard;
+  made->extras = payload.extras;
+  const int64_t code_bytes = SizesOf(payload.spec, shape).codes;
+  KVP_ASSIGN(made->codes, Bytes::Allocate(static_cast<uint64_t>(code_bytes), instance->budget));
+  if (payload.grid.count == 0) {
+    // Whole blocks with their scales inside: rows are bytes.
+    const int64_t row = code_bytes / shape.rows();
+    for (int64_t h = 0; h < shape.heads; ++h) {
+      std::memcpy(made->codes.data() + h * tokens * row, payload.codes.data() + h * old.tokens * row, static_cast<size_t>(tokens * row));
+    }
+    return PayloadRef(std::move(made));
+  }
+  const int64_t bits = Info(payload.spec.type).bits, run = tokens * old.width * bits;  // a head's rows, in bits
+  const uint8_t* from = payload.codes.data();
+  uint8_t* to = made->codes.data();
+  for (int64_t h = 0; h < shape.heads; ++h) {
+    const int64_t source = h * old.tokens * old.width * bits, target = h * run;
+    if (source % 8 == 0 && target % 8 == 0 && run % 8 == 0) {
+      std::memcpy(to + target / 8, from + source / 8, static_cast<size_t>(run / 8));
+      continue;
+    }
+    for (int64_t i = 0; i < run; ++i) {
+      const int bit = from[(source + i) / 8] >> ((source + i) % 8) & 1;
+      to[(target + i) / 8] = static_cast<uint8_t>(to[(target + i) / 8] | bit << ((target + i) % 8));
+    }
+  }
+  const struct {
+    const Bytes& from;
+    Bytes& to;
+  } arrays[] = {{payload.scales, made->scales}, {payload.zeros, made->zeros}};
+  for (const auto& array : arrays) {
+    const auto size = static_cast<int64_t>(array.from.size()) / payload.grid.count;
+    if (size == 0) continue;
+    KVP_ASSIGN(array.to, Bytes::Allocate(static_cast<uint64_t>(made->grid.count * size), instance->budget));
+    for (int64_t h = 0; h < shape.heads; ++h) {
+      for (int64_t t = 0; t < tokens; ++t) {
+        for (int64_t d = 0; d < shape.width; ++d) {
+          std::memcpy(array.to.data() + made->grid.Index(0, h, t, d) * size, array.from.data() + payload.grid.Index(0, h, t, d) * size,
+                      static_cast<size_t>(size));
+        }
+      }
+    }
+  }
+  return PayloadRef(std::move(made));
+}
+
+}  // namespace kvpages
