@@ -103,6 +103,8 @@ KVP_HD void EncodeLlama(Type type, const float* x, uint8_t* block) {
   const float inverse = d != 0 ? 1.0f / d : 0.0f;
   PutHalf(block, d);
   if (layout.has_minimum) PutHalf(block + 2, lo);
+  // The scale is 0 as f16 then; the reference code converts infinities to integers, which gives 0 on x86.
+  if (!IsFinite(inverse)) return;
   for (int i = 0; i < kLlamaBlock; ++i) {
     if (type == Type::q8_0) {
       const float q = roundf(x[i] * inverse);
