@@ -84,7 +84,7 @@ test('shows what the library computes, for the formats and pages chosen', async 
       const q = kv.quantize(x, spec);
       const { rmse, maxError } = q.measure(x);
       expect(text).toContain(q.spec);
-      expect(text).toContain(`RMSE ${rmse.toPrecision(3)} · largest error ${maxError.toPrecision(3)}`);
+      expect(text).toContain(`RMSE ${rmse.toPrecision(3)} · max error ${maxError.toPrecision(3)}`);
     }
   }
   await page.getByRole('button', { name: 'None' }).click();

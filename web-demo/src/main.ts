@@ -231,7 +231,7 @@ function addSide(card: HTMLElement, page: PageResult, name: string, side: SideRe
   const figures = element('p', '', 'figures');
   figures.append(
     element('b', `${bytesText(side.bytesBefore)} to ${bytesText(side.bytesAfter)}`),
-    ` · RMSE ${errorText(side.rmse)} · largest error ${errorText(side.maxError)}`,
+    ` · RMSE ${errorText(side.rmse)} · max error ${errorText(side.maxError)}`,
   );
   const curve = element('canvas', '', 'curve');
   const maps = element('canvas', '', 'maps');
