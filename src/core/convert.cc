@@ -383,7 +383,7 @@ Result<Fidelity> Measure(const InstanceRef& instance, const TensorView& source, 
   if (payload.kind == PayloadKind::kEncoded) {
     const RowSource rows{source.data, source.type, source.batch_stride, source.head_stride, source.token_stride, shape.width,
                          payload.center.empty() ? nullptr : payload.center.as<uint16_t>(), payload.hadamard};
-    result.saturated = CountSaturated(payload.spec, shape, payload.grid, payload.scales.data(),
+    result.saturated = CountSaturated(payload.spec, shape, payload.grid, payload.codes.data(), payload.scales.data(),
                                       payload.has_zeros ? payload.zeros.data() : nullptr, payload.global, valid, rows, original);
   }
   return result;

@@ -14,7 +14,7 @@ namespace kvpages {
 constexpr int kLlamaBlock = 32;
 
 // Bytes of one block, 0 for a type that is not llama.cpp's.
-constexpr int LlamaBlockBytes(Type type) {
+KVP_HD constexpr int LlamaBlockBytes(Type type) {
   switch (type) {
     case Type::q8_0: return 34;
     case Type::q4_0: return 18;

@@ -4,6 +4,7 @@
 
 #include "formats/codec.h"
 #include "formats/row.h"
+#include "formats/schemes.h"
 #include "formats/spec.h"
 
 namespace kvpages {
@@ -27,19 +28,39 @@ bool Beyond(const Codec& codec, float x, const Scale& scale) {
   }
 }
 
+// The same for an element of block `index` of a scheme.
+bool BeyondScheme(Type type, float global, int64_t index, const uint8_t* codes, const uint8_t* scales, float x) {
+  if (const int bytes = LlamaBlockBytes(type); bytes > 0) {
+    const uint8_t* block = codes + index * bytes;
+    const LlamaLayout layout = LayoutOf(type);
+    const float d = GetHalf(block), q = (layout.has_minimum ? x - GetHalf(block + 2) : x) / d;
+    if (d == 0 || q != q) return false;
+    if (type == Type::q8_0) return std::fabs(q) > 127.5f;
+    if (type == Type::iq4_nl) return q < -127.0f - 11.5f || q > 113.0f + 12.0f;
+    const float most = layout.has_fifth ? 31.0f : 15.0f, first = layout.has_minimum ? 0.0f : -(most + 1) / 2;
+    return q < first - 0.5f || q > first + most + 0.5f;
+  }
+  const bool nvfp4 = Info(type).block == kNvfp4Block;
+  const float scale = nvfp4 ? FromE4M3(scales[index]) * global : FromE8M0(scales[index]);
+  return scale > 0 && std::fabs(x / scale) > (type == Type::mxfp8 ? 464.0f : 7.0f);
+}
+
 }  // namespace
 
-int64_t CountSaturated(const Spec& spec, const Shape& shape, const Grid& grid, const uint8_t* scales, const uint8_t* zeros,
-                       float global, int64_t valid, const RowSource& source, float* row) {
-  if (Info(spec.type).family == Family::kScheme) return 0;
+int64_t CountSaturated(const Spec& spec, const Shape& shape, const Grid& grid, const uint8_t* codes, const uint8_t* scales,
+                       const uint8_t* zeros, float global, int64_t valid, const RowSource& source, float* row) {
+  const TypeInfo& info = Info(spec.type);
   const Codec codec = MakeCodec(spec);
   int64_t count = 0;
   for (int64_t b = 0; b < shape.batch; ++b) {
     for (int64_t h = 0; h < shape.heads; ++h) {
       for (int64_t t = 0; t < valid; ++t) {
         LoadRow(source, b, h, t, row);
+        const int64_t first = ((b * shape.heads + h) * shape.tokens + t) * shape.width;
         for (int64_t d = 0; d < shape.width; ++d) {
-          count += Beyond(codec, row[d], LoadScaleAt(codec, scales, zeros, global, grid.Index(b, h, t, d)));
+          count += info.family == Family::kScheme
+                       ? BeyondScheme(spec.type, global, (first + d) / info.block, codes, scales, row[d])
+                       : Beyond(codec, row[d], LoadScaleAt(codec, scales, zeros, global, grid.Index(b, h, t, d)));
         }
       }
     }

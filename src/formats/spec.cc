@@ -65,11 +65,11 @@ std::string Quoted(std::string_view text) {
   return text.empty() ? "nothing" : "'" + std::string(text.substr(0, kShown)) + (text.size() > kShown ? "...'" : "'");
 }
 
+// `position`: where the word begins, after its '/' or '+'.
 Error WordError(const char* argument, size_t position, std::string_view word, const std::vector<std::string_view>& allowed) {
-  const std::string list = Join(allowed);
-  const std::string rule = allowed.empty() ? "must end" : allowed.size() == 1 ? "must be " + list : "must be one of " + list;
-  return MakeError(Code::kSpec, argument, "word at position " + Text(static_cast<int64_t>(position)) + " " + rule, Quoted(word))
-      .Expected(list);
+  const std::string at = Text(static_cast<int64_t>(position)), list = Join(allowed);
+  if (allowed.empty()) return MakeError(Code::kSpec, argument, "nothing may stand at position " + at, Quoted(word));
+  return MakeError(Code::kSpec, argument, "at position " + at + " must stand one of " + list, Quoted(word)).Expected(list);
 }
 
 // Parts in their order; each may be left out.

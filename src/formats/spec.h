@@ -89,9 +89,9 @@ int ScaleBytes(ScaleType type);
 // to infinity.
 Status StoreScales(const Spec& spec, const float* scales, int64_t count, uint8_t* out, float* global);
 // Elements of the first `valid` rows that lie so far beyond the end of their code's range that a further code would be
-// nearer. `row`: scratch of one row. Always 0 for schemes, whose blocks choose their own range.
-int64_t CountSaturated(const Spec& spec, const Shape& shape, const Grid& grid, const uint8_t* scales, const uint8_t* zeros,
-                       float global, int64_t valid, const RowSource& source, float* row);
+// nearer. `row`: scratch of one row.
+int64_t CountSaturated(const Spec& spec, const Shape& shape, const Grid& grid, const uint8_t* codes, const uint8_t* scales,
+                       const uint8_t* zeros, float global, int64_t valid, const RowSource& source, float* row);
 // Run length n of +hadamard for a head_dim: the largest power of two dividing it, or llama.cpp's choice.
 int64_t HadamardLength(int64_t width, HadamardRun run);
 
