@@ -41,7 +41,8 @@ Result<Shape> ShapeOf(const int64_t* dims, size_t dims_len, const char* argument
   int64_t padded[4] = {1, 1, 1, 1};
   for (size_t i = 0; i < dims_len; ++i) padded[4 - dims_len + i] = dims[i];
   const Shape shape{padded[0], padded[1], padded[2], padded[3]};
-  KVP_ASSIGN([[maybe_unused]] const int64_t elements, CheckedElements(shape, argument));
+  KVP_ASSIGN(const int64_t elements, CheckedElements(shape, argument));
+  if (elements == 0) return MakeError(Code::kShape, argument, "dims must be at least 1", Text(shape));
   return shape;
 }
 

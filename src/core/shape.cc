@@ -12,15 +12,15 @@ Result<int64_t> CheckedElements(const Shape& shape, const char* argument) {
   bool zero = false;
   for (int axis = 0; axis < 4; ++axis) {
     if (shape[axis] < 0) return MakeError(Code::kShape, argument, "dims must not be negative", Text(shape));
-    zero |= shape[axis] == 0;
   }
-  if (zero) return int64_t{0};
   constexpr int64_t kMost = int64_t{1} << 60;
   for (int axis = 0; axis < 4; ++axis) {
+    // The other dims of an empty shape are bounded too, since grids and strides multiply them.
     if (shape[axis] > kMost / count) return MakeError(Code::kShape, argument, "element count overflows", Text(shape));
-    count *= shape[axis];
+    zero |= shape[axis] == 0;
+    if (shape[axis] != 0) count *= shape[axis];
   }
-  return count;
+  return zero ? 0 : count;
 }
 
 Grid AffineGrid(const Shape& shape, int axis, int64_t block) {
