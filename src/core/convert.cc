@@ -414,6 +414,7 @@ Status CheckZeroPoint(Type type, const char* argument) {
 Result<PayloadRef> ConvertPayload(const InstanceRef& instance, const Payload& source, int64_t length, const Destination& to,
                                   const char* side, int64_t page) {
   const auto context = [&](Error error) {
+    error.argument = "cache";
     error.side = side;
     error.page = page;
     error.message = "page " + Text(page) + " " + side + ": " + error.message;
@@ -435,7 +436,7 @@ Result<PayloadRef> ConvertPayload(const InstanceRef& instance, const Payload& so
     KVP_TRY(Decode(instance, source, 0, length, decoded.as<float>(), view.batch_stride, view.head_stride, view.token_stride));
     view.shape = shape;
   }
-  Status finite = CheckFinite(backend, view, length, "values");
+  Status finite = CheckFinite(backend, view, length, "");
   if (!finite.ok()) return context(finite.error());
 
   EncodeOptions options;
@@ -477,7 +478,8 @@ Result<PagedCache> QuantizePagedCache(const InstanceRef& instance, const PagedCa
     const int64_t index = indices[i];
     if (index < 0 || index >= static_cast<int64_t>(cache.pages.size())) {
       return MakeError(Code::kArgument, "pageIndices",
-                       "must name pages of the cache, 0 to " + Text(static_cast<int64_t>(cache.pages.size()) - 1),
+                       cache.pages.empty() ? std::string("must be empty, as the cache is")
+                                           : "must name pages of the cache, 0 to " + Text(static_cast<int64_t>(cache.pages.size()) - 1),
                        Text(index) + " at index " + Text(static_cast<int64_t>(i)));
     }
     if (!seen.insert(index).second) {
