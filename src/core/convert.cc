@@ -414,7 +414,7 @@ Status CheckZeroPoint(Type type, const char* argument) {
 Result<PayloadRef> ConvertPayload(const InstanceRef& instance, const Payload& source, int64_t length, const Destination& to,
                                   const char* side, int64_t page) {
   const auto context = [&](Error error) {
-    error.argument = "cache";
+    if (error.argument.empty()) error.argument = "cache";
     error.side = side;
     error.page = page;
     error.message = "page " + Text(page) + " " + side + ": " + error.message;
