@@ -19,6 +19,24 @@ export type {
 } from './kv-pages.js';
 export { PagedCache } from './paged-cache.js';
 export type { AsyncOptions, Destination, Page, PageInfo, PageSource } from './paged-cache.js';
+export { ClusterBank, SortedProfile } from './profile.js';
+export type {
+  AnomalyReport,
+  BankOptions,
+  BankReceipt,
+  ClusterOptions,
+  ClusterTokenConservation,
+  ClusterTokens,
+  Fidelity,
+  FloatTensor,
+  KvCacheOptions,
+  ProfileInfo,
+  ProfileOptions,
+  QuantizedCluster,
+  QuantizedKv,
+  RestoredCluster,
+  ValueTensor,
+} from './profile.js';
 export { QuantizedTensor } from './quantized-tensor.js';
 export type { DequantizeOptions, Figures, TensorInfo } from './quantized-tensor.js';
 export type { DenseTensor, DenseType, DenseTypeWord, TensorData, TensorLike } from './tensor.js';

@@ -7,6 +7,7 @@ import { disposeSymbol, Owned } from './owned.js';
 import type { Session } from './owned.js';
 import { createPagedCache, PagedCache, parsePagedCache, quantizePagedCache, quantizePagedCacheAsync, splitIntoPages } from './paged-cache.js';
 import type { AsyncOptions, Destination, PageSource } from './paged-cache.js';
+import { ProfileMethods } from './profile.js';
 import { QuantizedTensor } from './quantized-tensor.js';
 import type { DequantizeOptions, Figures } from './quantized-tensor.js';
 import { int64Array, readTensor, requireInteger, requireNumber, requireObject, requireString, wrongType } from './tensor.js';
@@ -112,7 +113,7 @@ export interface Loaded {
 }
 
 /** One loaded core. Objects of one instance do not go into calls of another. */
-export class KvPages {
+export class KvPages extends ProfileMethods {
   readonly #session: Session;
   readonly #loaded: Loaded;
   readonly #catalogue: Catalogue;
@@ -121,10 +122,16 @@ export class KvPages {
   /** Use `load()`.
    * @internal */
   constructor(loaded: Loaded, kernels: string, maxBytes: number) {
+    super();
     const core = new Core(loaded.functions);
     this.#loaded = loaded;
     this.#catalogue = core.json<Catalogue>('kvp_catalogue');
     this.#session = { core, instance: core.handle('kvp_instance_create', kernels, maxBytes), backend: loaded.backend };
+  }
+
+  /** @internal */
+  protected override get session(): Session {
+    return this.#session;
   }
 
   get #info(): { kernels: Kernels; usedBytes: number; maxBytes: number } {

@@ -8,8 +8,17 @@
 namespace kvpages {
 namespace {
 
+// Leading dims of 1 do not count: a library's tensor has four dims, its source may have fewer.
+bool SameDims(const Values& a, const Values& b) {
+  const auto significant = [](std::span<const int64_t> dims) {
+    while (!dims.empty() && dims.front() == 1) dims = dims.subspan(1);
+    return dims;
+  };
+  return std::ranges::equal(significant(a.dims), significant(b.dims));
+}
+
 Status CheckPair(const Values& a, const Values& b, const char* first, const char* second) {
-  if (a.dims != b.dims) {
+  if (!SameDims(a, b)) {
     return MakeError(Code::kShape, second, std::string("dims must be those of ") + first + ", " + DimsText(a.dims), DimsText(b.dims))
         .Expected(DimsText(a.dims));
   }

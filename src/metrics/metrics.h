@@ -10,10 +10,10 @@
 
 namespace kvpages {
 
-// sqrt(mean (a - b)^2). Tensors must have equal dims (ERR_SHAPE) and finite values.
+// sqrt(mean (a - b)^2). Tensors must have equal dims but for leading ones (ERR_SHAPE) and finite values.
 Result<double> Rmse(const Values& a, const Values& b);
 
-// Mean |a - b| over all but the leading dim, one figure per row.
+// Mean |a - b| over all but the leading dim of a, one figure per row.
 Status ErrorPerToken(const Values& a, const Values& b, std::span<double> out);
 
 // Logits [positions..., vocabulary]. -Infinity is a masked entry (probability 0); NaN, +Infinity and a row with nothing

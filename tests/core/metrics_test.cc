@@ -24,6 +24,7 @@ TEST(MetricsTest, RmseAndErrorPerToken) {
   std::vector<double> errors(3);
   ASSERT_EQ(Failure(ErrorPerToken(ValuesOf(a, {3, 2}), ValuesOf(b, {3, 2}), errors)), "no error");
   EXPECT_EQ(errors, (std::vector<double>{0, 1.5, 2}));
+  EXPECT_DOUBLE_EQ(Rmse(ValuesOf(a, {3, 2}), ValuesOf(b, {1, 1, 3, 2})).value(), std::sqrt(25.0 / 6));
   // Different element types may be compared.
   const std::vector<float> c = {1, 2, 3, 4, 5, 6};
   EXPECT_EQ(Rmse(ValuesOf(a), ValuesOf(c)).value(), 0);
