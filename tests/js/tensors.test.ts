@@ -157,6 +157,14 @@ describe('quantize', () => {
     expect(() => kv.quantize(x, undefined as never)).toThrow(new TypeError('spec: must be an object, got undefined'));
   });
 
+  it('refuses specs that are none, and says what is allowed', () => {
+    for (const spec of ['int9', '', 'INT8', ' int8', 'int8\u0000', 'é', 'x'.repeat(10000)]) {
+      const error = errorOf(() => kv.quantize(x, spec));
+      expect(error).toMatchObject({ code: 'ERR_SPEC', argument: 'spec' });
+      expect(error.expected).toContain('int8, uint8');
+    }
+  });
+
   it('reads only the valid tokens', () => {
     const data = new Float32Array(64).fill(Number.NaN);
     for (let h = 0; h < 2; ++h) data.set(x.subarray(h * 32, h * 32 + 16), h * 32);
