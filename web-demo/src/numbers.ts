@@ -4,7 +4,7 @@ import type { PageResult, SideResult } from './protocol.js';
 
 export function bytesText(bytes: number): string {
   if (bytes < 1000) return `${bytes} B`;
-  if (bytes < 1e6) return `${(bytes / 1e3).toFixed(bytes < 1e4 ? 2 : 1)} kB`;
+  if (bytes < 999_950) return `${(bytes / 1e3).toFixed(bytes < 1e4 ? 2 : 1)} kB`;
   return `${(bytes / 1e6).toFixed(2)} MB`;
 }
 
