@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Error of the presets on the keys and values of a real model, page by page as a cache freezes them.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <iterator>
+
+#include "core/float.h"
+#include "support/payloads.h"
+
+namespace kvpages::test {
+namespace {
+
+constexpr int64_t kHeads = 3, kTokens = 277, kWidth = 64, kKeepFirst = 4, kPage = 16;
+
+// Keys and values of every layer, bf16 [heads, tokens, width], key of layer 0 first.
+std::vector<std::vector<uint16_t>> LoadChat() {
+  std::ifstream in(std::string(KVP_TEST_DATA) + "/smollm2-chat.safetensors", std::ios::binary);
+  const std::string file((std::istreambuf_iterator<char>(in)), {});
+  uint64_t header_bytes = 0;
+  if (file.size() < 8) throw std::runtime_error("the chat file is missing");
+  std::memcpy(&header_bytes, file.data(), 8);
+  const JsonValue header = JsonValue::Parse(std::string_view(file).substr(8, header_bytes));
+  std::vector<std::vector<uint16_t>> tensors;
+  for (int layer = 0; layer < 30; ++layer) {
+    for (const char* side : {"key", "value"}) {
+      const JsonValue& entry = header["past_key_values." + std::to_string(layer) + "." + side];
+      std::vector<uint16_t> data(kHeads * kTokens * kWidth);
+      std::memcpy(data.data(), file.data() + 8 + header_bytes + entry["data_offsets"][size_t{0}].integer(), data.size() * 2);
+      tensors.push_back(std::move(data));
+    }
+  }
+  return tensors;
+}
+
+// c: mean of tokens 4 .. 67 per head and channel, f32 sum in token order, times 1/64, as bf16.
+std::vector<uint16_t> CenterOf(const std::vector<uint16_t>& x) {
+  std::vector<uint16_t> center;
+  for (int64_t h = 0; h < kHeads; ++h) {
+    for (int64_t d = 0; d < kWidth; ++d) {
+      float sum = 0;
+      for (int64_t t = kKeepFirst; t < kKeepFirst + 64; ++t) sum += FromBF16(x[static_cast<size_t>((h * kTokens + t) * kWidth + d)]);
+      center.push_back(ToBF16(sum * (1.0f / 64)));
+    }
+  }
+  return center;
+}
+
+double RootMeanSquareError(const Backend& backend, const std::string& spec, const std::vector<uint16_t>& x) {
+  const Shape page{1, kHeads, kPage, kWidth};
+  const std::vector<uint16_t> center = CenterOf(x);
+  double sum = 0;
+  int64_t count = 0;
+  for (int64_t start = kKeepFirst; start + kPage <= kTokens; start += kPage) {
+    std::vector<uint16_t> rows;
+    for (int64_t h = 0; h < kHeads; ++h) {
+      const auto first = x.begin() + (h * kTokens + start) * kWidth;
+      rows.insert(rows.end(), first, first + kPage * kWidth);
+    }
+    const auto y = Dequantize(backend, Quantize(backend, spec, page, rows.data(), Type::bf16, -1, {}, {}, center));
+    for (size_t i = 0; i < y.size(); ++i, ++count) {
+      const double error = static_cast<double>(FromBF16(rows[i])) - y[i];
+      sum += error * error;
+    }
+  }
+  return std::sqrt(sum / static_cast<double>(count));
+}
+
+TEST(Quality, RealKeysAndValues) {
+  const Backend& backend = *ChooseBackend("auto").value();
+  const auto tensors = LoadChat();
+  const Preset &kv4 = *FindPreset("kv4"), &int4_kivi = *FindPreset("int4-kivi");
+  for (size_t layer = 0; layer < 30; ++layer) {
+    const auto &key = tensors[2 * layer], &value = tensors[2 * layer + 1];
+    const double nvfp4_key = RootMeanSquareError(backend, "nvfp4", key), nvfp4_value = RootMeanSquareError(backend, "nvfp4", value);
+    EXPECT_LE(RootMeanSquareError(backend, std::string(kv4.key), key), 0.70 * nvfp4_key) << "kv4 keys of layer " << layer;
+    EXPECT_LE(RootMeanSquareError(backend, std::string(kv4.value), value), 0.95 * nvfp4_value) << "kv4 values of layer " << layer;
+    if (layer < 10 || layer > 19) continue;
+    EXPECT_LE(RootMeanSquareError(backend, std::string(int4_kivi.key), key), 0.72 * nvfp4_key) << "int4-kivi keys of layer " << layer;
+  }
+}
+
+}  // namespace
+}  // namespace kvpages::test
