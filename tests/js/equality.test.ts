@@ -36,7 +36,7 @@ async function digests(kv: KvPages): Promise<Record<string, string>> {
 /** Everything that an encoding consists of, for every spec of the core. */
 function encodings(kv: KvPages): Record<string, string> {
   // Odd sizes: partial groups of codes, short blocks and vectors that do not fill a register.
-  const shapes = [[1, 2, 19, 64], [1, 3, 7, 33]];
+  const shapes = [[1, 2, 5, 64], [1, 1, 19, 33]];
   return Object.fromEntries(
     kv.formats().specs.flatMap((spec) =>
       shapes.map((dims): [string, string] => {
@@ -77,7 +77,7 @@ describe('bytes', () => {
     }
   });
 
-  it('of every spec are the same with all kernels', async () => {
+  it('of every spec are the same with all kernels', { timeout: 120_000 }, async () => {
     const expected = encodings(await loadHere({ kernels: 'reference' }));
     expect(Object.values(expected).filter((text) => !text.includes('Error')).length).toBeGreaterThan(30);
     const kv = await loadHere();
@@ -108,7 +108,7 @@ describe.skipIf(inBrowser || backend !== 'native')('the addon and WebAssembly', 
     }
   });
 
-  it('give the same encodings of every spec', async () => {
+  it('give the same encodings of every spec', { timeout: 120_000 }, async () => {
     expect(encodings(await load({ backend: 'wasm' }))).toEqual(encodings(await loadHere()));
   });
 });
