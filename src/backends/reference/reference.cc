@@ -50,6 +50,7 @@ class Quantizer {
   void Run() {
     if (codec_.family == Family::kScheme) return RunScheme();
     if (job_.spec.calibration != Calibration::kGiven) Calibrate();
+    if (job_.shape.elements() == 0) return;
     std::memset(job_.codes, 0, static_cast<size_t>(SizesOf(job_.spec, job_.shape).codes));
     const int64_t width = job_.shape.width;
     float* row = job_.scratch;
@@ -286,7 +287,7 @@ void Widen(Type type, const void* in, float* out, int64_t count) {
 
 void Narrow(Type type, const float* in, void* out, int64_t count) {
   if (type == Type::f32) {
-    std::memmove(out, in, static_cast<size_t>(count) * 4);
+    if (count > 0) std::memmove(out, in, static_cast<size_t>(count) * 4);
     return;
   }
   for (int64_t i = 0; i < count; ++i) {
