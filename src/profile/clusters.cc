@@ -91,7 +91,7 @@ Result<ClusterReceipt> VerifyConservation(std::span<const ClusterTiers> clusters
     for (size_t j = 0; j < i; ++j) {
       if (clusters[j].id == clusters[i].id) return MakeError(Code::kArgument, "clusters", "must have ids of their own", Text(clusters[i].id) + " twice");
     }
-    KVP_TRY(VerifyCluster(clusters[i], {marks.data(), marks.size()}));
+    KVP_TRY(VerifyCluster(clusters[i], SpanOf<uint8_t>(marks)));
     receipt.member += static_cast<int64_t>(clusters[i].members.size());
     receipt.outlier += static_cast<int64_t>(clusters[i].outliers.size());
     receipt.tail += static_cast<int64_t>(clusters[i].tail.size());
@@ -99,7 +99,7 @@ Result<ClusterReceipt> VerifyConservation(std::span<const ClusterTiers> clusters
   if (receipt.member != tokens) {
     const auto* missing = std::find(marks.data(), marks.data() + marks.size(), uint8_t{0});
     return MakeError(Code::kMismatch, "clusters", "must be an exact partition of the tokens",
-                     "token " + Text(missing - marks.data()) + " in no cluster");
+                     "token " + Text(int64_t{missing - marks.data()}) + " in no cluster");
   }
   return receipt;
 }
@@ -165,7 +165,7 @@ Result<QuantizedClusters> QuantizeClusters(const Values& k, const Values& v, std
         }
         KVP_ASSIGN(cluster.outlier[side].codes, AllocateArray<uint8_t>(values.count, budget));
         KVP_ASSIGN(cluster.outlier[side].scale,
-                   QuantizeKv(values, options.mode, options.gen1, {cluster.outlier[side].codes.data(), static_cast<size_t>(values.count)},
+                   QuantizeKv(values, options.mode, options.gen1, SpanOf<uint8_t>(cluster.outlier[side].codes),
                               side == 0 ? "keys" : "values"));
       }
       const auto tail_rows = static_cast<int64_t>(cluster.tail.size());

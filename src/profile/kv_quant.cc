@@ -80,8 +80,8 @@ Status KvErrorPerToken(const Values& tensor, KvMode mode, bool gen1, std::span<d
   }
   KVP_ASSIGN(Bytes codes, AllocateArray<uint8_t>(tensor.count, budget));
   KVP_ASSIGN(Bytes restored, AllocateArray<float>(tensor.count, budget));
-  KVP_ASSIGN(const double scale, QuantizeKv(tensor, mode, gen1, {codes.data(), codes.size()}, "tensor"));
-  KVP_TRY(DequantizeKv({codes.data(), codes.size()}, scale, mode, {restored.as<float>(), codes.size()}));
+  KVP_ASSIGN(const double scale, QuantizeKv(tensor, mode, gen1, SpanOf<uint8_t>(codes), "tensor"));
+  KVP_TRY(DequantizeKv(SpanOf<uint8_t>(codes), scale, mode, SpanOf<float>(restored)));
   for (int64_t row = 0; row < rows; ++row) {
     double sum = 0;
     for (int64_t i = row * width; i < (row + 1) * width; ++i) {

@@ -48,6 +48,11 @@ Result<Bytes> AllocateArray(int64_t count, const std::shared_ptr<Budget>& budget
   return Bytes::AllocateRaw(static_cast<uint64_t>(count) * sizeof(T), budget);
 }
 
+template <typename T>
+std::span<T> SpanOf(Bytes& bytes) {
+  return {bytes.as<T>(), static_cast<size_t>(bytes.size() / sizeof(T))};
+}
+
 // Sorts indices by key, equal keys by index. Total order: the result does not depend on the library's sort.
 void SortByKey(const double* keys, std::span<uint32_t> indices);
 
