@@ -1,0 +1,717 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bytes of a PagedCacheProto -> PagedCache. Large payloads are copied once, from the file into page memory.
+#include <cstring>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "core/float.h"
+#include "wire/kvpages.pb.h"
+#include "wire/layout.h"
+#include "wire/scan.h"
+#include "wire/wire.h"
+
+namespace kvpages {
+namespace {
+
+namespace pb = kvpages_wire;
+using google::protobuf::internal::WireFormatLite;
+using wire::Field;
+using wire::FileError;
+using wire::Place;
+using wire::Scan;
+using wire::Span;
+
+constexpr auto kLengthDelimited = WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
+constexpr auto kVarint = WireFormatLite::WIRETYPE_VARINT;
+
+Status Expect(const Field& field, WireFormatLite::WireType type, const char* name, const Place& place) {
+  if (field.type == type) return Ok();
+  return FileError(Code::kCorrupt, place, std::string(name) + " has wire type " + std::to_string(field.type), field.at);
+}
+
+std::string_view TextOf(Span bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+
+// Parses a small message with its generated class.
+template <typename Message>
+Status ParseSmall(const Field& field, Message* message, const char* name, const Place& place) {
+  if (!message->MergeFromString(std::string(TextOf(field.bytes)))) {
+    return FileError(Code::kCorrupt, place, std::string(name) + " is not a valid message", field.at);
+  }
+  return Ok();
+}
+
+// A submessage that may come in several parts, which protobuf merges: their concatenation is the merged message.
+class Parts {
+ public:
+  void Clear() {
+    whole_ = {};
+    joined_ = Bytes();
+    at_ = -1;
+  }
+  bool set() const { return at_ >= 0; }
+  Span whole() const { return whole_; }
+  int64_t at() const { return at_; }  // of the first part; positions in later parts count on from there
+  Status Add(const Field& field) {
+    if (!set()) {
+      whole_ = field.bytes;
+      at_ = field.content_at;
+      return Ok();
+    }
+    KVP_ASSIGN(Bytes joined, Bytes::AllocateRaw(whole_.size() + field.bytes.size()));
+    if (!whole_.empty()) std::memcpy(joined.data(), whole_.data(), whole_.size());
+    if (!field.bytes.empty()) std::memcpy(joined.data() + whole_.size(), field.bytes.data(), field.bytes.size());
+    joined_ = std::move(joined);
+    whole_ = {joined_.data(), static_cast<size_t>(joined_.size())};
+    return Ok();
+  }
+
+ private:
+  Span whole_;
+  Bytes joined_;
+  int64_t at_ = -1;
+};
+
+// ---- Tensors that are pages ----
+
+Result<Shape> PageShape(const std::vector<int64_t>& dims, const Place& place, int64_t at) {
+  if (dims.size() != 4) {
+    return FileError(Code::kShape, place, "a page needs 4 dims [batch, kv_heads, capacity, head_dim]", at,
+                     std::to_string(dims.size()));
+  }
+  const Shape shape{dims[0], dims[1], dims[2], dims[3]};
+  for (const int64_t dim : dims) {
+    if (dim < 1) return FileError(Code::kShape, place, "every dim must be at least 1", at, Text(shape));
+  }
+  auto elements = CheckedElements(shape, "dims");
+  if (!elements.ok()) return FileError(Code::kShape, place, "element count overflows", at, Text(shape));
+  return shape;
+}
+
+Status AppendDim(const Field& field, std::vector<int64_t>* dims, const Place& place) {
+  if (field.type == kVarint) {
+    dims->push_back(static_cast<int64_t>(field.varint));
+  } else {  // packed, which proto2 readers must take as well
+    KVP_TRY(Expect(field, kLengthDelimited, "dims", place));
+    google::protobuf::io::CodedInputStream stream(field.bytes.data(), static_cast<int>(field.bytes.size()));
+    while (stream.CurrentPosition() < static_cast<int>(field.bytes.size())) {
+      uint64_t value = 0;
+      if (!stream.ReadVarint64(&value)) return FileError(Code::kCorrupt, place, "dims end early", field.at);
+      if (dims->size() > 4) break;
+      dims->push_back(static_cast<int64_t>(value));
+    }
+  }
+  if (dims->size() > 4) {
+    return FileError(Code::kShape, place, "a page needs 4 dims [batch, kv_heads, capacity, head_dim]", field.at, "more");
+  }
+  return Ok();
+}
+
+// Values of a packed or repeated scalar field, decoded one by one: Next(stream) reads one.
+struct Scalars {
+  std::vector<Field> fields;
+  int64_t at = -1;
+  void Add(const Field& field) {
+    if (at < 0) at = field.at;
+    fields.push_back(field);
+  }
+  bool set() const { return !fields.empty(); }
+};
+
+Result<Bytes> FloatsOf(const InstanceRef& instance, const Scalars& scalars, int64_t count, const Place& place) {
+  uint64_t present = 0;
+  for (const Field& field : scalars.fields) {
+    if (field.type == WireFormatLite::WIRETYPE_FIXED32) present += 4;
+    else if (field.type == kLengthDelimited) present += field.bytes.size();
+    else return FileError(Code::kCorrupt, place, "float_data has wire type " + std::to_string(field.type), field.at);
+  }
+  if (present != static_cast<uint64_t>(count) * 4) {
+    return FileError(Code::kShape, place, "float_data needs " + Text(count) + " values", scalars.at,
+                     std::to_string(present) + " bytes");
+  }
+  KVP_ASSIGN(Bytes data, Bytes::AllocateRaw(present, instance->budget));
+  uint8_t* out = data.data();
+  for (const Field& field : scalars.fields) {
+    if (field.type == kLengthDelimited) {
+      if (!field.bytes.empty()) std::memcpy(out, field.bytes.data(), field.bytes.size());
+      out += field.bytes.size();
+    } else {
+      const auto bits = static_cast<uint32_t>(field.varint);
+      std::memcpy(out, &bits, 4);
+      out += 4;
+    }
+  }
+  return data;
+}
+
+// int32_data of a page: one 16-bit pattern per entry.
+Result<Bytes> PatternsOf(const InstanceRef& instance, const Scalars& scalars, int64_t count, const Place& place) {
+  uint64_t most = 0;  // a varint takes at least one byte
+  for (const Field& field : scalars.fields) most += field.type == kVarint ? 1 : field.bytes.size();
+  if (most < static_cast<uint64_t>(count)) {
+    return FileError(Code::kShape, place, "int32_data needs " + Text(count) + " values", scalars.at, "at most " + std::to_string(most));
+  }
+  KVP_ASSIGN(Bytes data, Bytes::AllocateRaw(static_cast<uint64_t>(count) * 2, instance->budget));
+  int64_t filled = 0;
+  const auto put = [&](uint64_t value, const Field& field) -> Status {
+    if (value > 0xffff) return FileError(Code::kCorrupt, place, "int32_data must hold 16-bit patterns", field.at, std::to_string(value));
+    if (filled == count) return FileError(Code::kShape, place, "int32_data needs " + Text(count) + " values", field.at, "more");
+    data.as<uint16_t>()[filled++] = static_cast<uint16_t>(value);
+    return Ok();
+  };
+  for (const Field& field : scalars.fields) {
+    if (field.type == kVarint) {
+      KVP_TRY(put(field.varint, field));
+      continue;
+    }
+    KVP_TRY(Expect(field, kLengthDelimited, "int32_data", place));
+    google::protobuf::io::CodedInputStream stream(field.bytes.data(), static_cast<int>(field.bytes.size()));
+    while (stream.CurrentPosition() < static_cast<int>(field.bytes.size())) {
+      uint64_t value = 0;
+      if (!stream.ReadVarint64(&value)) return FileError(Code::kCorrupt, place, "int32_data ends early", field.at);
+      KVP_TRY(put(value, field));
+    }
+  }
+  if (filled != count) return FileError(Code::kShape, place, "int32_data needs " + Text(count) + " values", scalars.at, Text(filled));
+  return data;
+}
+
+std::shared_ptr<const MessageExtras> ExtrasOf(std::string tensor, std::string affine) {
+  if (tensor.empty() && affine.empty()) return nullptr;
+  return std::make_shared<const MessageExtras>(MessageExtras{std::move(tensor), std::move(affine)});
+}
+
+Error External(const Place& place, int64_t at) {
+  return FileError(Code::kUnsupported, place, "data in an external file cannot be read", at);
+}
+
+Result<PayloadRef> ReadDense(const InstanceRef& instance, Span message, int64_t offset, const Place& place) {
+  using T = pb::TensorProto;
+  std::vector<int64_t> dims;
+  int64_t dims_at = offset, type_at = offset;
+  std::optional<uint64_t> data_type;
+  std::optional<Field> raw;
+  Scalars floats, ints;
+  std::string extras;
+  Scan scan(message, offset, place);
+  for (Field field;;) {
+    KVP_ASSIGN(const bool more, scan.Next(&field));
+    if (!more) break;
+    switch (field.number) {
+      case T::kDimsFieldNumber:
+        dims_at = field.at;
+        KVP_TRY(AppendDim(field, &dims, place));
+        break;
+      case T::kDataTypeFieldNumber:
+        KVP_TRY(Expect(field, kVarint, "data_type", place));
+        data_type = field.varint;
+        type_at = field.at;
+        break;
+      case T::kRawDataFieldNumber:
+        KVP_TRY(Expect(field, kLengthDelimited, "raw_data", place));
+        raw = field;
+        break;
+      case T::kFloatDataFieldNumber:
+        floats.Add(field);
+        break;
+      case T::kInt32DataFieldNumber:
+        ints.Add(field);
+        break;
+      case T::kExternalDataFieldNumber:
+        return External(place, field.at);
+      case T::kDataLocationFieldNumber:
+        KVP_TRY(Expect(field, kVarint, "data_location", place));
+        if (field.varint == T::EXTERNAL) return External(place, field.at);
+        break;
+      default:
+        extras.append(TextOf(field.raw));
+    }
+  }
+  if (!data_type) return FileError(Code::kCorrupt, place, "data_type is missing", offset);
+  const TypeInfo* info = *data_type <= INT32_MAX ? FindOnnxType(static_cast<int>(*data_type)) : nullptr;
+  if (info == nullptr || info->family != Family::kDense) {
+    return FileError(Code::kUnsupported, place, "a dense page must be FLOAT (1), FLOAT16 (10) or BFLOAT16 (16)", type_at,
+                     "data type " + std::to_string(*data_type));
+  }
+  KVP_ASSIGN(const Shape shape, PageShape(dims, place, dims_at));
+  auto payload = std::make_shared<Payload>();
+  payload->shape = shape;
+  payload->dense_type = info->type;
+  const int64_t elements = shape.elements();
+  const auto bytes = static_cast<uint64_t>(elements) * static_cast<uint64_t>(info->bits / 8);
+  if (raw) {
+    if (raw->bytes.size() != bytes) {
+      return FileError(Code::kShape, place, "raw_data of " + Text(shape) + " " + std::string(info->name) + " needs " + std::to_string(bytes) +
+                                                " bytes", raw->at, std::to_string(raw->bytes.size()));
+    }
+    KVP_ASSIGN(payload->data, Bytes::Copy(raw->bytes.data(), bytes, instance->budget));
+  } else if (info->type == Type::f32 && floats.set()) {
+    KVP_ASSIGN(payload->data, FloatsOf(instance, floats, elements, place));
+  } else if (info->type != Type::f32 && ints.set()) {
+    KVP_ASSIGN(payload->data, PatternsOf(instance, ints, elements, place));
+  } else {
+    return FileError(Code::kCorrupt, place, "the tensor holds no data", offset);
+  }
+  payload->extras = ExtrasOf(std::move(extras), "");
+  return PayloadRef(std::move(payload));
+}
+
+// ---- Encoded values ----
+
+// Values of a small FLOAT tensor in either spelling.
+Status ReadScales(const pb::TensorProto& tensor, std::vector<float>* out, const Place& place, int64_t at) {
+  if (tensor.data_location() == pb::TensorProto::EXTERNAL || tensor.external_data_size() > 0) return External(place, at);
+  if (tensor.data_type() != pb::TensorProto::FLOAT) {
+    return FileError(Code::kUnsupported, place, "scales must be FLOAT", at, "data type " + std::to_string(tensor.data_type()));
+  }
+  if (tensor.has_raw_data()) {
+    if (tensor.raw_data().size() % 4 != 0) {
+      return FileError(Code::kShape, place, "scale raw_data must be whole floats", at, std::to_string(tensor.raw_data().size()) + " bytes");
+    }
+    out->resize(tensor.raw_data().size() / 4);
+    if (!out->empty()) std::memcpy(out->data(), tensor.raw_data().data(), out->size() * 4);
+  } else {
+    out->assign(tensor.float_data().begin(), tensor.float_data().end());
+  }
+  return Ok();
+}
+
+// Dims of scale or zero point for an axis and block; empty for per tensor.
+std::vector<int64_t> ParameterDims(const Shape& shape, int axis, int64_t block) {
+  if (axis < 0) return {};
+  if (block == 0) return {shape[axis]};
+  std::vector<int64_t> dims;
+  for (int k = 0; k < 4; ++k) dims.push_back(k == axis ? CeilDiv(shape[k], block) : shape[k]);
+  return dims;
+}
+
+Status CheckDims(const pb::TensorProto& tensor, const std::vector<int64_t>& want, const char* name, const Place& place, int64_t at) {
+  if (std::equal(want.begin(), want.end(), tensor.dims().begin(), tensor.dims().end())) return Ok();
+  const auto text = [](const auto& dims) {
+    std::string all = "[";
+    for (const int64_t dim : dims) all += (all.size() > 1 ? ", " : "") + Text(dim);
+    return all + "]";
+  };
+  return FileError(Code::kShape, place, std::string(name) + " must have dims " + text(want), at, text(tensor.dims()));
+}
+
+// One byte per zero point. Sub-byte entries are packed in raw_data and, in int32_data, 32 / width to a word.
+Status ReadZeros(const pb::TensorProto& tensor, const TypeInfo& info, int64_t count, std::vector<uint8_t>* out, const Place& place,
+                 int64_t at) {
+  if (tensor.data_location() == pb::TensorProto::EXTERNAL || tensor.external_data_size() > 0) return External(place, at);
+  if (tensor.data_type() != info.onnx) {
+    return FileError(Code::kCorrupt, place, "zero_point must have the storage type " + std::to_string(info.onnx), at,
+                     "data type " + std::to_string(tensor.data_type()));
+  }
+  const unsigned mask = info.bits == 8 ? 0xffu : (1u << info.bits) - 1;
+  if (tensor.has_raw_data()) {
+    const std::string& raw = tensor.raw_data();
+    if (static_cast<int64_t>(raw.size()) != PackedBytes(info.bits, count)) {
+      return FileError(Code::kShape, place, "zero_point raw_data needs " + Text(PackedBytes(info.bits, count)) + " bytes", at,
+                       std::to_string(raw.size()));
+    }
+    if (count == 1) {
+      out->push_back(static_cast<uint8_t>(raw[0]));  // verbatim, high bits and all
+      return Ok();
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const auto bit = static_cast<size_t>(i) * static_cast<size_t>(info.bits);
+      out->push_back(static_cast<uint8_t>(static_cast<uint8_t>(raw[bit / 8]) >> bit % 8 & mask));
+    }
+    return Ok();
+  }
+  const int per_word = info.bits == 8 ? 1 : 32 / info.bits;
+  if (tensor.int32_data_size() != CeilDiv(count, per_word)) {
+    return FileError(Code::kShape, place, "zero_point int32_data needs " + Text(CeilDiv(count, per_word)) + " words", at,
+                     std::to_string(tensor.int32_data_size()));
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const auto word = static_cast<uint32_t>(tensor.int32_data(static_cast<int>(i / per_word)));
+    out->push_back(static_cast<uint8_t>(word >> (i % per_word * info.bits) & mask));
+  }
+  return Ok();
+}
+
+// The width that `bytes` codes can have, when only their sign is known.
+Result<const TypeInfo*> DeduceStorage(bool is_signed, int64_t elements, uint64_t bytes, const Place& place, int64_t at) {
+  const TypeInfo* found = nullptr;
+  for (int i = 0; i < TypeCount(); ++i) {
+    const TypeInfo& info = TypeAt(i);
+    if (info.family != Family::kInteger || info.onnx == 0 || info.is_signed != is_signed) continue;
+    if (static_cast<uint64_t>(PackedBytes(info.bits, elements)) != bytes) continue;
+    if (found != nullptr) {
+      return FileError(Code::kCorrupt, place, "signed_storage is ambiguous: " + std::string(found->name) + " and " +
+                                                  std::string(info.name) + " both take " + std::to_string(bytes) + " bytes", at);
+    }
+    found = &info;
+  }
+  if (found == nullptr) {
+    return FileError(Code::kShape, place, "no storage type takes " + std::to_string(bytes) + " bytes for " + Text(elements) + " elements", at);
+  }
+  return found;
+}
+
+Result<PayloadRef> ReadAffine(const InstanceRef& instance, const pb::AffineLayoutProto& affine, const Shape& shape, Span codes,
+                              std::string extras, const Place& place, int64_t at, int64_t codes_at) {
+  const int64_t elements = shape.elements();
+  const TypeInfo* info = nullptr;
+  if (affine.has_storage_type()) {
+    info = FindOnnxType(affine.storage_type());
+    if (info == nullptr || info->family != Family::kInteger) {
+      return FileError(Code::kUnsupported, place, "storage_type must be INT8, UINT8, INT4, UINT4, INT2 or UINT2", at,
+                       "data type " + std::to_string(affine.storage_type()));
+    }
+    if (affine.has_signed_storage() && affine.signed_storage() != info->is_signed) {
+      return FileError(Code::kCorrupt, place, "signed_storage contradicts storage_type " + std::to_string(info->onnx), at);
+    }
+  } else if (affine.has_signed_storage()) {
+    KVP_ASSIGN(info, DeduceStorage(affine.signed_storage(), elements, codes.size(), place, at));
+  } else {
+    return FileError(Code::kCorrupt, place, "the affine layout has neither storage_type nor signed_storage", at);
+  }
+  if (!affine.has_scale()) return FileError(Code::kCorrupt, place, "the affine layout has no scale", at);
+  int axis = -1;
+  if (affine.has_axis()) {
+    if (affine.axis() < -4 || affine.axis() > 3) return FileError(Code::kShape, place, "axis must be -4 to 3", at, Text(int64_t{affine.axis()}));
+    axis = static_cast<int>(affine.axis() < 0 ? affine.axis() + 4 : affine.axis());
+  }
+  int64_t block = 0;
+  if (affine.has_block_size()) {
+    if (axis < 0) return FileError(Code::kCorrupt, place, "block_size needs an axis", at);
+    if (affine.block_size() < 1 || affine.block_size() > static_cast<uint64_t>(INT64_MAX)) {
+      return FileError(Code::kShape, place, "block_size must be at least 1", at, std::to_string(affine.block_size()));
+    }
+    block = static_cast<int64_t>(affine.block_size());
+  }
+  const auto code_bytes = static_cast<uint64_t>(PackedBytes(info->bits, elements));
+  if (codes.size() != code_bytes) {
+    return FileError(Code::kShape, place, "raw_data of " + Text(shape) + " " + std::string(info->name) + " needs " + std::to_string(code_bytes) +
+                                              " bytes", codes_at, std::to_string(codes.size()));
+  }
+  const int unused = static_cast<int>(code_bytes * 8 - static_cast<uint64_t>(elements) * static_cast<uint64_t>(info->bits));
+  if (unused > 0 && codes.back() >> (8 - unused) != 0) {
+    return FileError(Code::kCorrupt, place, "unused bits of the last code byte must be 0", codes_at, std::to_string(codes.back()));
+  }
+  const std::vector<int64_t> dims = ParameterDims(shape, axis, block);
+  KVP_TRY(CheckDims(affine.scale(), dims, "scale", place, at));
+  std::vector<float> scales;
+  KVP_TRY(ReadScales(affine.scale(), &scales, place, at));
+  std::vector<uint8_t> zeros;
+  if (affine.has_zero_point()) {
+    KVP_TRY(CheckDims(affine.zero_point(), dims, "zero_point", place, at));
+    KVP_TRY(ReadZeros(affine.zero_point(), *info, AffineGrid(shape, axis, block).count, &zeros, place, at));
+  }
+  auto payload = MakeAffine(instance, shape, info->type, axis, block, {codes, scales, zeros});
+  if (!payload.ok()) {
+    if (payload.error().code == Code::kMemory || payload.error().code == Code::kLimit) return std::move(payload.error());
+    return FileError(Code::kCorrupt, place, payload.error().message, at);
+  }
+  std::const_pointer_cast<Payload>(payload.value())->extras = ExtrasOf(std::move(extras), affine.unknown_fields());
+  return payload;
+}
+
+// The library's own structured layout (layout.h), `centers`: the last centre seen, shared by the pages after it.
+Result<PayloadRef> ReadOwn(const InstanceRef& instance, const pb::StructTypeProto& type, const Spec& spec, const Shape& shape,
+                           Span raw, std::string extras, SharedBytes* last_center, const Place& place, int64_t at, int64_t raw_at) {
+  KVP_ASSIGN(const Spec resolved, ResolveSpec(spec, shape.width, "spec"));
+  auto payload = std::make_shared<Payload>();
+  payload->kind = PayloadKind::kEncoded;
+  payload->shape = shape;
+  payload->spec = resolved;
+  payload->grid = ScaleGrid(resolved, shape);
+  const ArraySizes sizes = SizesOf(resolved, shape);
+  payload->has_zeros = sizes.zeros > 0;
+  const auto center_bytes = static_cast<uint64_t>(shape.heads * shape.width) * 2;
+  bool seen_codes = false, seen_scales = sizes.scales == 0, seen_zeros = sizes.zeros == 0, seen_global = !sizes.has_global;
+  uint64_t position = 0;
+  for (const auto& field : type.structure().field()) {
+    if (field.has_constant()) {
+      if (field.name() == layout::kHadamard && field.constant().int64_data_size() == 1) payload->hadamard = field.constant().int64_data(0);
+      continue;
+    }
+    const pb::StructTypeProto::Array& array = field.type().struct_type().array();
+    const int element = layout::ElementBytes(array.element_type().tensor_type().elem_type());
+    if (element == 0 || array.dimension() > raw.size()) {
+      return FileError(Code::kCorrupt, place, "field '" + field.name() + "' of the layout is not an array within raw_data", at);
+    }
+    const uint64_t bytes = array.dimension() * static_cast<uint64_t>(element);
+    if (bytes > raw.size() - position) {
+      return FileError(Code::kShape, place, "array '" + field.name() + "' of " + std::to_string(bytes) + " bytes does not fit raw_data", raw_at,
+                       std::to_string(raw.size() - position) + " left");
+    }
+    const Span data = raw.subspan(static_cast<size_t>(position), static_cast<size_t>(bytes));
+    position += bytes;
+    const auto take = [&](Bytes* to, bool* seen, int64_t want) -> Status {
+      if (static_cast<int64_t>(bytes) != want || *seen) {
+        return FileError(Code::kShape, place, "array '" + field.name() + "' of " + CanonicalSpec(resolved) + " over " + Text(shape) + " needs " +
+                                                  Text(want) + " bytes", raw_at, std::to_string(bytes));
+      }
+      *seen = true;
+      KVP_ASSIGN(*to, Bytes::Copy(data.data(), data.size(), instance->budget));
+      return Ok();
+    };
+    if (field.name() == layout::kCodes) {
+      KVP_TRY(take(&payload->codes, &seen_codes, sizes.codes));
+    } else if (field.name() == layout::kScales) {
+      KVP_TRY(take(&payload->scales, &seen_scales, sizes.scales));
+    } else if (field.name() == layout::kZeros) {
+      KVP_TRY(take(&payload->zeros, &seen_zeros, sizes.zeros));
+    } else if (field.name() == layout::kGlobal && sizes.has_global && bytes == 4 && !seen_global) {
+      std::memcpy(&payload->global, data.data(), 4);
+      if (!IsFinite(payload->global) || !(payload->global > 0)) {
+        return FileError(Code::kCorrupt, place, "global scale must be finite and > 0", raw_at, Text(static_cast<double>(payload->global)));
+      }
+      seen_global = true;
+    } else if (field.name() == layout::kCenter && resolved.center && bytes == center_bytes && payload->center.empty()) {
+      KVP_ASSIGN(Bytes center, Bytes::Copy(data.data(), data.size(), instance->budget));
+      payload->center = std::move(center);
+    } else {
+      return FileError(Code::kCorrupt, place, "array '" + field.name() + "' does not belong to " + CanonicalSpec(resolved), at);
+    }
+  }
+  if (!seen_codes || !seen_scales || !seen_zeros || !seen_global) {
+    return FileError(Code::kCorrupt, place, "the layout of " + CanonicalSpec(resolved) + " lacks an array", at);
+  }
+  if (position != raw.size()) {
+    return FileError(Code::kShape, place, "raw_data needs " + std::to_string(position) + " bytes", raw_at, std::to_string(raw.size()));
+  }
+  if (resolved.center) {
+    if (payload->center.empty()) payload->center = *last_center;
+    if (payload->center.size() != center_bytes) {
+      return FileError(Code::kCorrupt, place, "no page up to this one has the layer's centre", at);
+    }
+    for (uint64_t i = 0; i < center_bytes / 2; ++i) {
+      if (!IsFinite(FromBF16(payload->center.as<uint16_t>()[i]))) {
+        return FileError(Code::kCorrupt, place, "the centre must be finite", raw_at);
+      }
+    }
+    *last_center = payload->center;
+  }
+  const int64_t run = payload->hadamard;
+  if (resolved.hadamard ? run < 1 || (run & (run - 1)) != 0 || shape.width % run != 0 : run != 0) {
+    return FileError(Code::kCorrupt, place, "hadamard run must be a power of two that divides head_dim " + Text(shape.width), at, Text(run));
+  }
+  payload->extras = ExtrasOf(std::move(extras), "");
+  return PayloadRef(std::move(payload));
+}
+
+Result<Shape> LogicalShape(const std::optional<pb::TypeProto>& type, const Place& place, int64_t at) {
+  if (!type) return FileError(Code::kCorrupt, place, "logical_type is missing", at);
+  if (!type->has_tensor_type()) return FileError(Code::kUnsupported, place, "logical_type must be a tensor", at);
+  const auto& tensor = type->tensor_type();
+  if (tensor.elem_type() != pb::TensorProto::FLOAT) {
+    return FileError(Code::kUnsupported, place, "logical_type must be FLOAT", at, "data type " + std::to_string(tensor.elem_type()));
+  }
+  std::vector<int64_t> dims;
+  for (const auto& dim : tensor.shape().dim()) {
+    if (!dim.has_dim_value()) return FileError(Code::kShape, place, "every dim of logical_type must be a number", at);
+    if (dims.size() < 5) dims.push_back(dim.dim_value());
+  }
+  return PageShape(dims, place, at);
+}
+
+Result<PayloadRef> ReadEncoded(const InstanceRef& instance, Span message, int64_t offset, SharedBytes* last_center, const Place& place) {
+  using E = pb::EncodedValueProto;
+  Parts affine, structure;
+  std::optional<pb::TypeProto> logical;
+  std::optional<Field> raw;
+  int64_t logical_at = offset;
+  bool external = false, shared = false;
+  int64_t external_at = offset;
+  std::string extras;
+  Scan scan(message, offset, place);
+  for (Field field;;) {
+    KVP_ASSIGN(const bool more, scan.Next(&field));
+    if (!more) break;
+    switch (field.number) {
+      case E::kAffineFieldNumber:
+        KVP_TRY(Expect(field, kLengthDelimited, "affine", place));
+        structure.Clear();
+        KVP_TRY(affine.Add(field));
+        break;
+      case E::kStructTypeFieldNumber:
+        KVP_TRY(Expect(field, kLengthDelimited, "struct_type", place));
+        affine.Clear();
+        KVP_TRY(structure.Add(field));
+        break;
+      case E::kLogicalTypeFieldNumber:
+        KVP_TRY(Expect(field, kLengthDelimited, "logical_type", place));
+        if (!logical) logical.emplace();
+        logical_at = field.at;
+        KVP_TRY(ParseSmall(field, &*logical, "logical_type", place));
+        break;
+      case E::kRawDataFieldNumber:
+        KVP_TRY(Expect(field, kLengthDelimited, "raw_data", place));
+        raw = field;
+        break;
+      case E::kExternalDataFieldNumber:
+        external = true;
+        external_at = field.at;
+        break;
+      case E::kDataLocationFieldNumber:
+        KVP_TRY(Expect(field, kVarint, "data_location", place));
+        external |= field.varint == pb::TensorProto::EXTERNAL;
+        external_at = field.at;
+        break;
+      case E::kParameterRefFieldNumber:
+        shared = true;
+        extras.append(TextOf(field.raw));
+        break;
+      default:
+        extras.append(TextOf(field.raw));
+    }
+  }
+  if (external) return External(place, external_at);
+  KVP_ASSIGN(const Shape shape, LogicalShape(logical, place, logical_at));
+  const Span codes = raw ? raw->bytes : Span();
+  const int64_t codes_at = raw ? raw->at : offset;
+
+  std::string opaque_name;
+  if (affine.set() && !shared) {
+    if (!raw) return FileError(Code::kCorrupt, place, "raw_data is missing", offset);
+    pb::AffineLayoutProto layout;
+    if (!layout.ParseFromArray(affine.whole().data(), static_cast<int>(affine.whole().size()))) {
+      return FileError(Code::kCorrupt, place, "affine is not a valid message", affine.at());
+    }
+    return ReadAffine(instance, layout, shape, codes, std::move(extras), place, affine.at(), codes_at);
+  }
+  if (structure.set() && !shared) {
+    pb::StructTypeProto type;
+    if (!type.ParseFromArray(structure.whole().data(), static_cast<int>(structure.whole().size()))) {
+      return FileError(Code::kCorrupt, place, "struct_type is not a valid message", structure.at());
+    }
+    if (type.kind_case() == pb::StructTypeProto::KIND_NOT_SET) {
+      return FileError(Code::kCorrupt, place, "struct_type says no kind", structure.at());
+    }
+    const std::optional<Spec> spec = layout::SpecOfName(type.name(), shape);
+    if (spec) {
+      return ReadOwn(instance, type, *spec, shape, codes, std::move(extras), last_center, place, structure.at(), codes_at);
+    }
+    opaque_name = !type.name().empty() ? type.name()
+                  : type.has_type_ref() ? "type " + std::to_string(type.type_ref())
+                                        : "unnamed structure";
+  } else if (shared) {
+    opaque_name = "shared parameters";
+  } else {
+    return FileError(Code::kCorrupt, place, "the encoded value has no layout", offset);
+  }
+  auto payload = std::make_shared<Payload>();
+  payload->kind = PayloadKind::kOpaque;
+  payload->shape = shape;
+  payload->opaque_name = std::move(opaque_name);
+  KVP_ASSIGN(payload->message, Bytes::Copy(message.data(), message.size(), instance->budget));
+  return PayloadRef(std::move(payload));
+}
+
+// ---- Pages and the cache ----
+
+// One side's oneof: a second alternative clears the first.
+struct Side {
+  Parts dense, encoded;
+  Status Add(const Field& field, bool is_encoded, const char* name, const Place& place) {
+    KVP_TRY(Expect(field, kLengthDelimited, name, place));
+    (is_encoded ? dense : encoded).Clear();
+    return (is_encoded ? encoded : dense).Add(field);
+  }
+  Result<PayloadRef> Read(const InstanceRef& instance, SharedBytes* last_center, const Place& place, int64_t page_at) const {
+    if (dense.set()) return ReadDense(instance, dense.whole(), dense.at(), place);
+    if (encoded.set()) return ReadEncoded(instance, encoded.whole(), encoded.at(), last_center, place);
+    return FileError(Code::kCorrupt, place, "payload is missing", page_at);
+  }
+};
+
+Result<Page> ReadPage(const InstanceRef& instance, const Field& block, int64_t index, SharedBytes centers[2]) {
+  using B = pb::PagedCacheBlockProto;
+  const Place place{index, ""};
+  Page page;
+  bool has_start = false, has_length = false;
+  Side key, value;
+  std::string extras;
+  Scan scan(block.bytes, block.content_at, place);
+  for (Field field;;) {
+    KVP_ASSIGN(const bool more, scan.Next(&field));
+    if (!more) break;
+    switch (field.number) {
+      case B::kStartFieldNumber:
+        KVP_TRY(Expect(field, kVarint, "start", place));
+        page.start = static_cast<int64_t>(field.varint);
+        has_start = true;
+        break;
+      case B::kLengthFieldNumber:
+        KVP_TRY(Expect(field, kVarint, "length", place));
+        page.length = static_cast<int64_t>(field.varint);
+        has_length = true;
+        break;
+      case B::kKeyFieldNumber:
+        KVP_TRY(key.Add(field, false, "key", place));
+        break;
+      case B::kEncodedKeyFieldNumber:
+        KVP_TRY(key.Add(field, true, "encoded_key", place));
+        break;
+      case B::kValueFieldNumber:
+        KVP_TRY(value.Add(field, false, "value", place));
+        break;
+      case B::kEncodedValueFieldNumber:
+        KVP_TRY(value.Add(field, true, "encoded_value", place));
+        break;
+      default:
+        extras.append(TextOf(field.raw));
+    }
+  }
+  if (!has_start) return FileError(Code::kCorrupt, place, "start is missing", block.at);
+  if (!has_length) return FileError(Code::kCorrupt, place, "length is missing", block.at);
+  KVP_ASSIGN(page.key, key.Read(instance, &centers[0], {index, "key"}, block.at));
+  KVP_ASSIGN(page.value, value.Read(instance, &centers[1], {index, "value"}, block.at));
+  if (!extras.empty()) page.extras = std::make_shared<const std::string>(std::move(extras));
+  return page;
+}
+
+}  // namespace
+
+Result<PagedCache> ParsePagedCache(const InstanceRef& instance, std::span<const uint8_t> bytes) {
+  using P = pb::PagedCacheProto;
+  const Place nowhere;
+  if (bytes.size() > INT32_MAX) {
+    return MakeError(Code::kLimit, "bytes", "a PagedCacheProto holds at most 2147483647 bytes", std::to_string(bytes.size()));
+  }
+  PagedCache cache;
+  std::vector<int64_t> positions;
+  SharedBytes centers[2];
+  Scan scan(bytes, 0, nowhere);
+  for (Field field;;) {
+    KVP_ASSIGN(const bool more, scan.Next(&field));
+    if (!more) break;
+    switch (field.number) {
+      case P::kBlocksFieldNumber: {
+        KVP_TRY(Expect(field, kLengthDelimited, "blocks", nowhere));
+        KVP_ASSIGN(Page page, ReadPage(instance, field, static_cast<int64_t>(cache.pages.size()), centers));
+        cache.pages.push_back(std::move(page));
+        positions.push_back(field.at);
+        break;
+      }
+      case P::kNameFieldNumber:
+        KVP_TRY(Expect(field, kLengthDelimited, "name", nowhere));
+        cache.name = TextOf(field.bytes);
+        break;
+      case P::kDocStringFieldNumber:
+        KVP_TRY(Expect(field, kLengthDelimited, "doc_string", nowhere));
+        cache.doc_string = TextOf(field.bytes);
+        break;
+      default:
+        cache.extras.append(TextOf(field.raw));
+    }
+  }
+  Status valid = Validate(cache);
+  if (!valid.ok()) {
+    Error error = std::move(valid.error());
+    error.argument = "bytes";
+    if (error.page) {
+      error.byte_offset = positions[static_cast<size_t>(*error.page)];
+      error.message += ", at byte " + Text(*error.byte_offset);
+    }
+    return error;
+  }
+  return cache;
+}
+
+}  // namespace kvpages
