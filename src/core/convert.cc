@@ -339,7 +339,7 @@ Result<PayloadRef> Encode(const InstanceRef& instance, const TensorView& view, i
       payload->block = 0;
     }
   }
-  if (payload->affine && payload->axis < 0 && payload->has_zeros && options.zero_count == 0) {
+  if (payload->affine && payload->grid.count == 1 && payload->has_zeros && options.zero_count == 0) {
     payload->zero_byte = ZeroByte(Info(spec.type), payload->zeros.data()[0]);
   }
   return PayloadRef(std::move(payload));

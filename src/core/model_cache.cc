@@ -846,6 +846,9 @@ Result<PayloadRef> CutPayload(const InstanceRef& instance, const Payload& payloa
       }
     }
   }
+  if (made->affine && made->has_zeros && made->grid.count == 1 && payload.grid.count != 1) {
+    made->zero_byte = static_cast<uint8_t>(made->zeros.data()[0] & ((1u << bits) - 1));
+  }
   return PayloadRef(std::move(made));
 }
 

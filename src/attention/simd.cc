@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention's loops for every vector target from one source. Vectors hold 8 floats at most, so that results do not
+// depend on how wide a machine's registers are beyond that.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "attention/kernels.h"
+
+// The targets that are backends, and no others.
+#ifndef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_AVX3_SPR)
+#endif
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "attention/simd.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "hwy/contrib/math/math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvpages {
+namespace HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::CappedTag<float, 8>;
+using DI = hn::Rebind<int32_t, DF>;
+using DS = hn::Repartition<int16_t, DF>;
+using DB = hn::Repartition<uint8_t, DF>;
+using VF = hn::Vec<DF>;
+using VI = hn::Vec<DI>;
+using VS = hn::Vec<DS>;
+
+// ---- Floats ----
+
+// Four rows at once, so that a query's vector is loaded once for them.
+void Dots(const float* HWY_RESTRICT queries, int64_t query_count, const float* HWY_RESTRICT rows, int64_t row_count,
+          int64_t width, float* HWY_RESTRICT scores, int64_t stride) {
+  const DF d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t whole = width / lanes * lanes, rest = width - whole;
+  for (int64_t t = 0; t < row_count; t += 4) {
+    const float* row[4];
+    for (int64_t r = 0; r < 4; ++r) row[r] = rows + std::min(t + r, row_count - 1) * width;
+    for (int64_t q = 0; q < query_count; ++q) {
+      const float* query = queries + q * width;
+      VF sum0 = hn::Zero(d), sum1 = sum0, sum2 = sum0, sum3 = sum0;
+      for (int64_t i = 0; i < whole; i += lanes) {
+        const VF x = hn::LoadU(d, query + i);
+        sum0 = hn::MulAdd(x, hn::LoadU(d, row[0] + i), sum0);
+        sum1 = hn::MulAdd(x, hn::LoadU(d, row[1] + i), sum1);
+        sum2 = hn::MulAdd(x, hn::LoadU(d, row[2] + i), sum2);
+        sum3 = hn::MulAdd(x, hn::LoadU(d, row[3] + i), sum3);
+      }
+      if (rest > 0) {
+        const auto count = static_cast<size_t>(rest);
+        const VF x = hn::LoadN(d, query + whole, count);
+        sum0 = hn::MulAdd(x, hn::LoadN(d, row[0] + whole, count), sum0);
+        sum1 = hn::MulAdd(x, hn::LoadN(d, row[1] + whole, count), sum1);
+        sum2 = hn::MulAdd(x, hn::LoadN(d, row[2] + whole, count), sum2);
+        sum3 = hn::MulAdd(x, hn::LoadN(d, row[3] + whole, count), sum3);
+      }
+      float* out = scores + q * stride + t;
+      out[0] = hn::ReduceSum(d, sum0);
+      if (t + 1 < row_count) out[1] = hn::ReduceSum(d, sum1);
+      if (t + 2 < row_count) out[2] = hn::ReduceSum(d, sum2);
+      if (t + 3 < row_count) out[3] = hn::ReduceSum(d, sum3);
+    }
+  }
+}
+
+void Mix(const float* HWY_RESTRICT weights, int64_t query_count, int64_t stride, const float* HWY_RESTRICT rows, int64_t row_count,
+         int64_t width, float* HWY_RESTRICT sums) {
+  const DF d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t whole = width / lanes * lanes;
+  for (int64_t q = 0; q < query_count; ++q) {
+    const float* weight = weights + q * stride;
+    float* sum = sums + q * width;
+    int64_t i = 0;
+    for (; i + 4 * lanes <= whole; i += 4 * lanes) {
+      VF s0 = hn::LoadU(d, sum + i), s1 = hn::LoadU(d, sum + i + lanes), s2 = hn::LoadU(d, sum + i + 2 * lanes),
+         s3 = hn::LoadU(d, sum + i + 3 * lanes);
+      for (int64_t t = 0; t < row_count; ++t) {
+        const VF w = hn::Set(d, weight[t]);
+        const float* row = rows + t * width + i;
+        s0 = hn::MulAdd(w, hn::LoadU(d, row), s0);
+        s1 = hn::MulAdd(w, hn::LoadU(d, row + lanes), s1);
+        s2 = hn::MulAdd(w, hn::LoadU(d, row + 2 * lanes), s2);
+        s3 = hn::MulAdd(w, hn::LoadU(d, row + 3 * lanes), s3);
+      }
+      hn::StoreU(s0, d, sum + i);
+      hn::StoreU(s1, d, sum + i + lanes);
+      hn::StoreU(s2, d, sum + i + 2 * lanes);
+      hn::StoreU(s3, d, sum + i + 3 * lanes);
+    }
+    for (; i < width; i += lanes) {
+      const auto count = static_cast<size_t>(std::min(lanes, width - i));
+      VF s = hn::LoadN(d, sum + i, count);
+      for (int64_t t = 0; t < row_count; ++t) s = hn::MulAdd(hn::Set(d, weight[t]), hn::LoadN(d, rows + t * width + i, count), s);
+      hn::StoreN(s, d, sum + i, count);
+    }
+  }
+}
+
+float Exponentials(float* HWY_RESTRICT scores, int64_t count, float most) {
+  const DF d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  // exp(-104) is below the least subnormal number; the polynomial does not take -infinity.
+  const VF low = hn::Set(d, -104.0f), shift = hn::Set(d, most);
+  VF sum = hn::Zero(d);
+  for (int64_t i = 0; i < count; i += lanes) {
+    const auto left = static_cast<size_t>(std::min(lanes, count - i));
+    const VF x = hn::Sub(hn::LoadN(d, scores + i, left), shift);
+    const VF e = hn::IfThenElseZero(hn::Gt(x, low), hn::Exp(d, hn::Max(x, low)));
+    hn::StoreN(e, d, scores + i, left);
+    sum = hn::Add(sum, hn::IfThenElseZero(hn::FirstN(d, left), e));
+  }
+  return hn::ReduceSum(d, sum);
+}
+
+void Multiply(float* values, int64_t count, float factor) {
+  const DF d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t i = 0; i < count; i += lanes) {
+    const auto left = static_cast<size_t>(std::min(lanes, count - i));
+    hn::StoreN(hn::Mul(hn::LoadN(d, values + i, left), hn::Set(d, factor)), d, values + i, left);
+  }
+}
+
+// ---- Codes ----
+// A vector of N 16-bit words holds 4 N codes of 4 bits, or 2 N of 8 bits: part p of word w is code (16 / bits) * w + p.
+// A query is stored in that order, group by group: [group][part][word].
+
+void Prepare(const float* HWY_RESTRICT queries, int64_t query_count, int64_t width, PreparedQueries& out) {
+  const DS ds;
+  const auto words = static_cast<int64_t>(hn::Lanes(ds));
+  const int64_t parts = 16 / out.bits, per_group = words * parts, per_lane = 2 * parts;
+  const int64_t groups = (width + per_group - 1) / per_group, lanes = groups * words / 2;
+  out.count = query_count;
+  out.width = width;
+  out.values.assign(static_cast<size_t>(query_count * groups * per_group), 0);
+  out.lane_sums.assign(static_cast<size_t>(query_count * lanes), 0);
+  out.sums.assign(static_cast<size_t>(query_count), 0);
+  out.steps.assign(static_cast<size_t>(query_count), 0.0f);
+  for (int64_t q = 0; q < query_count; ++q) {
+    const float* query = queries + q * width;
+    float largest = 0;
+    for (int64_t i = 0; i < width; ++i) largest = std::max(largest, std::fabs(query[i]));
+    if (largest == 0) continue;
+    const float inverse = static_cast<float>(out.most) / largest;
+    out.steps[static_cast<size_t>(q)] = largest / static_cast<float>(out.most);
+    int16_t* values = out.values.data() + q * groups * per_group;
+    int32_t* lane_sums = out.lane_sums.data() + q * lanes;
+    int32_t sum = 0;
+    for (int64_t i = 0; i < width; ++i) {
+      const float scaled = query[i] * inverse;
+      const int32_t value = std::clamp(static_cast<int32_t>(std::lrint(scaled)), -out.most, out.most);
+      const int64_t group = i / per_group, word = i % per_group / parts, part = i % parts;
+      values[(group * parts + part) * words + word] = static_cast<int16_t>(value);
+      lane_sums[i / per_lane] += value;
+      sum += value;
+    }
+    out.sums[static_cast<size_t>(q)] = sum;
+  }
+}
+
+// Products of one group of a row with the query, added up per lane.
+template <int kBits, bool kTable, bool kSigned>
+HWY_INLINE VI GroupProducts(const uint8_t* HWY_RESTRICT codes, const int16_t* HWY_RESTRICT query, hn::Vec<DB> low_table,
+                            hn::Vec<DB> high_table) {
+  const DS ds;
+  const DI di;
+  const DB db;
+  const hn::RebindToUnsigned<DS> du;
+  const auto words = static_cast<int64_t>(hn::Lanes(ds));
+  const auto load = [&](int64_t part) HWY_ATTR { return hn::LoadU(ds, query + part * words); };
+  if constexpr (kBits == 8) {
+    if constexpr (kSigned) {
+      const VS word = hn::BitCast(ds, hn::LoadU(db, codes));
+      return hn::Add(hn::WidenMulPairwiseAdd(di, hn::ShiftRight<8>(hn::ShiftLeft<8>(word)), load(0)),
+                     hn::WidenMulPairwiseAdd(di, hn::ShiftRight<8>(word), load(1)));
+    } else {
+      const auto word = hn::BitCast(du, hn::LoadU(db, codes));
+      return hn::Add(hn::WidenMulPairwiseAdd(di, hn::BitCast(ds, hn::And(word, hn::Set(du, uint16_t{0xff}))), load(0)),
+                     hn::WidenMulPairwiseAdd(di, hn::BitCast(ds, hn::ShiftRight<8>(word)), load(1)));
+    }
+  } else {
+    auto word = hn::BitCast(du, hn::LoadU(db, codes));
+    VS part[4];
+    if constexpr (kTable) {
+      // Bytes of both halves of each value, then put together into 16 bits.
+      const auto nibble = hn::Set(du, uint16_t{0x0f0f}), low_byte = hn::Set(du, uint16_t{0xff});
+      const auto even = hn::BitCast(db, hn::And(word, nibble)), odd = hn::BitCast(db, hn::And(hn::ShiftRight<4>(word), nibble));
+      const auto even_low = hn::BitCast(du, hn::TableLookupBytes(low_table, even)), even_high = hn::BitCast(du, hn::TableLookupBytes(high_table, even));
+      const auto odd_low = hn::BitCast(du, hn::TableLookupBytes(low_table, odd)), odd_high = hn::BitCast(du, hn::TableLookupBytes(high_table, odd));
+      part[0] = hn::BitCast(ds, hn::Or(hn::And(even_low, low_byte), hn::ShiftLeft<8>(even_high)));
+      part[1] = hn::BitCast(ds, hn::Or(hn::And(odd_low, low_byte), hn::ShiftLeft<8>(odd_high)));
+      part[2] = hn::BitCast(ds, hn::Or(hn::ShiftRight<8>(even_low), hn::AndNot(low_byte, even_high)));
+      part[3] = hn::BitCast(ds, hn::Or(hn::ShiftRight<8>(odd_low), hn::AndNot(low_byte, odd_high)));
+    } else {
+      if constexpr (kSigned) word = hn::Xor(word, hn::Set(du, uint16_t{0x8888}));  // code + 8
+      const auto nibble = hn::Set(du, uint16_t{15});
+      part[0] = hn::BitCast(ds, hn::And(word, nibble));
+      part[1] = hn::BitCast(ds, hn::And(hn::ShiftRight<4>(word), nibble));
+      part[2] = hn::BitCast(ds, hn::And(hn::ShiftRight<8>(word), nibble));
+      part[3] = hn::BitCast(ds, hn::ShiftRight<12>(word));
+    }
+    return hn::Add(hn::Add(hn::WidenMulPairwiseAdd(di, part[0], load(0)), hn::WidenMulPairwiseAdd(di, part[1], load(1))),
+                   hn::Add(hn::WidenMulPairwiseAdd(di, part[2], load(2)), hn::WidenMulPairwiseAdd(di, part[3], load(3))));
+  }
+}
+
+// Sums of the lanes of four vectors: [sum a, sum b, sum c, sum d] in the lowest four lanes.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE hn::Vec<hn::CappedTag<hn::TFromD<D>, 4>> SumsOfFour(D d, V a, V b, V c, V e) {
+  const hn::CappedTag<hn::TFromD<D>, 4> d4;
+  const hn::Repartition<uint64_t, D> d64;
+  const V ab = hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));  // a b a b in each 16 bytes
+  const V ce = hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e));
+  const V sum = hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, hn::BitCast(d64, ab), hn::BitCast(d64, ce))),
+                        hn::BitCast(d, hn::InterleaveUpper(d64, hn::BitCast(d64, ab), hn::BitCast(d64, ce))));
+  if constexpr (HWY_MAX_LANES_D(D) > 4) {
+    return hn::Add(hn::LowerHalf(d4, sum), hn::UpperHalf(d4, sum));
+  } else {
+    return sum;
+  }
+}
+
+template <int kBits, bool kTable, bool kSigned>
+void CodedDotsOf(const PreparedQueries& queries, const CodedRows& rows, float* HWY_RESTRICT scores, int64_t stride) {
+  const DS ds;
+  const DI di;
+  const DF df;
+  const DB db;
+  const hn::CappedTag<float, 4> f4;
+  const hn::CappedTag<int32_t, 4> i4;
+  const auto words = static_cast<int64_t>(hn::Lanes(ds));
+  constexpr int64_t kParts = 16 / kBits;
+  const int64_t per_group = words * kParts, groups = (queries.width + per_group - 1) / per_group, lanes = words / 2;
+  const int64_t row_lanes = LanesOf(kBits, queries.width);
+  constexpr int32_t kOffset = kBits == 4 && kSigned && !kTable ? 8 : 0;
+  uint8_t low[16] = {}, high[16] = {};
+  for (int i = 0; kTable && i < 16; ++i) {
+    low[i] = static_cast<uint8_t>(rows.table[i] & 0xff);
+    high[i] = static_cast<uint8_t>(rows.table[i] >> 8 & 0xff);
+  }
+  const auto low_table = hn::LoadDup128(db, low), high_table = hn::LoadDup128(db, high);
+  const int64_t group_bytes = words * 2;
+  for (int64_t t = 0; t < rows.rows; t += 4) {
+    const int64_t count = std::min<int64_t>(4, rows.rows - t);
+    const uint8_t* row[4];
+    int64_t at[4];
+    for (int64_t r = 0; r < 4; ++r) {
+      at[r] = t + std::min(r, count - 1);
+      row[r] = rows.codes + at[r] * rows.row_bytes;
+    }
+    for (int64_t q = 0; q < queries.count; ++q) {
+      const int16_t* query = queries.values.data() + q * groups * per_group;
+      float* out = scores + q * stride + t;
+      if (rows.row_scales != nullptr) {
+        VI sum[4];
+        for (int r = 0; r < 4; ++r) sum[r] = GroupProducts<kBits, kTable, kSigned>(row[r], query, low_table, high_table);
+        for (int64_t g = 1; g < groups; ++g) {
+          for (int r = 0; r < 4; ++r) {
+            sum[r] = hn::Add(sum[r], GroupProducts<kBits, kTable, kSigned>(row[r] + g * group_bytes, query + g * per_group, low_table, high_table));
+          }
+        }
+        auto total = SumsOfFour(di, sum[0], sum[1], sum[2], sum[3]);
+        auto offset = hn::Set(i4, kOffset);
+        if (rows.row_zeros != nullptr) offset = hn::Add(offset, hn::LoadU(i4, rows.row_zeros + t));
+        if (kOffset != 0 || rows.row_zeros != nullptr) {
+          total = hn::Sub(total, hn::Mul(offset, hn::Set(i4, queries.sums[static_cast<size_t>(q)])));
+        }
+        const auto scale = hn::Mul(hn::LoadU(f4, rows.row_scales + t), hn::Set(f4, queries.steps[static_cast<size_t>(q)]));
+        hn::StoreN(hn::Mul(hn::ConvertTo(f4, total), scale), f4, out, static_cast<size_t>(count));
+        continue;
+      }
+      const int32_t* lane_sums = queries.lane_sums.data() + q * groups * lanes;
+      VF sum[4] = {hn::Zero(df), hn::Zero(df), hn::Zero(df), hn::Zero(df)};
+      for (int64_t g = 0; g < groups; ++g) {
+        const VI query_sum = hn::LoadU(di, lane_sums + g * lanes);
+        for (int r = 0; r < 4; ++r) {
+          VI lane = GroupProducts<kBits, kTable, kSigned>(row[r] + g * group_bytes, query + g * per_group, low_table, high_table);
+          if (kOffset != 0) lane = hn::Sub(lane, hn::ShiftLeft<3>(query_sum));
+          const int64_t first = at[r] * row_lanes + g * lanes;
+          if (rows.lane_zeros != nullptr) lane = hn::Sub(lane, hn::Mul(hn::LoadU(di, rows.lane_zeros + first), query_sum));
+          sum[r] = hn::MulAdd(hn::ConvertTo(df, lane), hn::LoadU(df, rows.lane_scales + first), sum[r]);
+        }
+      }
+      const auto total = SumsOfFour(df, sum[0], sum[1], sum[2], sum[3]);
+      hn::StoreN(hn::Mul(total, hn::Set(f4, queries.steps[static_cast<size_t>(q)])), f4, out, static_cast<size_t>(count));
+    }
+  }
+}
+
+void CodedDots(const PreparedQueries& queries, const CodedRows& rows, float* scores, int64_t stride) {
+  if (queries.bits == 8) return (rows.is_signed ? CodedDotsOf<8, false, true> : CodedDotsOf<8, false, false>)(queries, rows, scores, stride);
+  if (rows.table != nullptr) return CodedDotsOf<4, true, false>(queries, rows, scores, stride);
+  return (rows.is_signed ? CodedDotsOf<4, false, true> : CodedDotsOf<4, false, false>)(queries, rows, scores, stride);
+}
+
+constexpr AttentionKernels TableOf(const char* name) {
+  return {name, Dots, Mix, Exponentials, Multiply, Prepare, CodedDots};
+}
+
+}  // namespace
+
+extern const AttentionKernels kTable;
+const AttentionKernels kTable = TableOf(
+    HWY_TARGET == HWY_SSE4   ? "sse4"
+    : HWY_TARGET == HWY_AVX2 ? "avx2"
+    : HWY_TARGET == HWY_AVX3 ? "avx512"
+    : HWY_TARGET == HWY_WASM ? "wasm128"
+                             : "neon");
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvpages
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvpages {
+
+const std::vector<const AttentionKernels*>& SimdAttention() {
+  static const auto& tables = *new std::vector<const AttentionKernels*>{
+#define KVP_X(target) &target::kTable,
+#if HWY_TARGETS & HWY_SSE4
+      KVP_X(N_SSE4)
+#endif
+#if HWY_TARGETS & HWY_AVX2
+      KVP_X(N_AVX2)
+#endif
+#if HWY_TARGETS & HWY_AVX3
+      KVP_X(N_AVX3)
+#endif
+#if HWY_TARGETS & HWY_NEON
+      KVP_X(N_NEON)
+#endif
+#if HWY_TARGETS & HWY_WASM
+      KVP_X(N_WASM)
+#endif
+#undef KVP_X
+  };
+  return tables;
+}
+
+}  // namespace kvpages
+#endif  // HWY_ONCE
