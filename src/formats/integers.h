@@ -9,9 +9,12 @@
 
 namespace kvpages {
 
+// rint for the codes' range. Beyond 2^22, where the sum would lose bits, no code lies.
+KVP_HD float RoundEven(float x) { return fabsf(x) < 4194304.0f ? x + 12582912.0f - 12582912.0f : x; }
+
 // clamp(rint(x / s) + z, lo, hi). A scale of 0 and a NaN quotient give the code of 0.
 KVP_HD int32_t EncodeInteger(float x, float scale, int32_t zero, int32_t lo, int32_t hi) {
-  float q = scale == 0 ? 0.0f : rintf(x / scale);
+  float q = scale == 0 ? 0.0f : RoundEven(x / scale);
   if (q != q) q = 0.0f;
   q = q + static_cast<float>(zero);  // exact wherever the sum lies within the range
   if (q < static_cast<float>(lo)) return lo;
@@ -33,7 +36,7 @@ KVP_HD int32_t EncodeKivi(ScaleType type, float x, float scale, float minimum, i
   if (scale == 0) return 0;
   const float q = RoundTo(type, RoundTo(type, RoundTo(type, x) - minimum) / scale);
   if (!(q > 0)) return 0;  // NaN too
-  return static_cast<int32_t>(rintf(q < static_cast<float>(top) ? q : static_cast<float>(top)));
+  return static_cast<int32_t>(RoundEven(q < static_cast<float>(top) ? q : static_cast<float>(top)));
 }
 KVP_HD float DecodeKivi(ScaleType type, int32_t code, float scale, float minimum) {
   return RoundTo(type, RoundTo(type, static_cast<float>(code) * scale) + minimum);

@@ -25,8 +25,8 @@ KVP_HD float LevelMiddle(int bits, int i) { return (Level(bits, i) + Level(bits,
 KVP_HD int32_t EncodeLevel(int bits, float x, float scale) {
   if (scale == 0) return 0;
   const float q = x / scale;
-  int32_t code = 0;
-  for (int i = 0; i + 1 < 1 << bits; ++i) code += LevelMiddle(bits, i) < q;
+  int32_t code = 0;  // number of middles below q; they ascend, so by halves
+  for (int step = 1 << (bits - 1); step > 0; step /= 2) code += LevelMiddle(bits, code + step - 1) < q ? step : 0;
   return code;
 }
 KVP_HD float DecodeLevel(int bits, int32_t code, float scale) { return scale == 0 ? 0.0f : Level(bits, code) * scale; }

@@ -287,7 +287,8 @@ Result<SpecOptions> ParseSpecOptions(std::string_view text, const char* argument
       const std::string number(value);
       char* parsed = nullptr;
       const float given = number.size() < 64 ? std::strtof(number.c_str(), &parsed) : 0.0f;
-      const bool whole = !number.empty() && parsed == number.c_str() + number.size() && (number[0] == '.' || (number[0] >= '0' && number[0] <= '9'));
+      const bool whole = !number.empty() && parsed == number.c_str() + number.size() &&
+                         number.find_first_not_of("0123456789.eE+-") == std::string::npos;
       if (!whole || !(given > 0) || !std::isfinite(given)) return wrong(list(kGlobal) + ", a finite number > 0");
       options.global = GlobalScale::kGiven;
       options.given_global = given;
