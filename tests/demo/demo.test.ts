@@ -63,7 +63,7 @@ test('shows what the library computes, for the formats and pages chosen', async 
   mkdirSync(join(root, 'build'), { recursive: true });
   await page.screenshot({ path: join(root, 'build', 'demo.png') });
   expect(await page.textContent('#sum-file')).toBe('equal');
-  expect(await page.textContent('#engine')).toContain('WebAssembly, wasm128 kernels');
+  expect(await page.textContent('#engine')).toContain(`WebAssembly, ${(await load({ backend: 'wasm' })).kernels} kernels`);
 
   await choose(page, () => page.selectOption('#layer', '29'));
   await choose(page, () => page.selectOption('#key-format', 'int8/tensor'));
