@@ -167,14 +167,19 @@ describe.runIf(backend === 'wasm')('the binder for WebAssembly', () => {
     }
   });
 
-  it('gives ERR_MEMORY where the heap ends, and goes on', async () => {
+  it('gives ERR_MEMORY where the heap ends, and goes on', async ({ skip }) => {
     const own = await core();
     const instance = own.handle('kvp_instance_create', 'auto', 0);
-    // Two of these do not fit 4 GiB; a typed array of zeros costs no memory before it is touched.
-    const huge = new Uint8Array(2 ** 31 + 2 ** 30);
-    const dims = BigInt64Array.of(BigInt(huge.length / 2));
+    let huge: Uint8Array;
+    try {
+      // Just under 4 GiB, which a heap with anything in it cannot hold. Zeros cost nothing before they are touched.
+      huge = new Uint8Array(2 ** 32 - 2 ** 20);
+    } catch {
+      skip('this engine has no array of 4 GiB');
+    }
+    const dims = BigInt64Array.of(BigInt(huge!.length / 2));
     expect(() => own.handle('kvp_payload_dense', instance, huge, 'bf16', dims)).toThrow(expect.objectContaining({ code: 'ERR_MEMORY' }));
-    expect(own.handle('kvp_payload_dense', instance, huge.subarray(0, 64), 'bf16', BigInt64Array.of(32n))).toBeGreaterThan(0);
+    expect(own.handle('kvp_payload_dense', instance, huge!.subarray(0, 64), 'bf16', BigInt64Array.of(32n))).toBeGreaterThan(0);
   });
 
   it('turns a trap into ERR_INTERNAL and lets nothing run in that instance again', async () => {
