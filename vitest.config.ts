@@ -16,7 +16,7 @@ export default defineConfig({
       {
         // For SharedArrayBuffer, which pages only get with these headers.
         server: { headers: { 'Cross-Origin-Opener-Policy': 'same-origin', 'Cross-Origin-Embedder-Policy': 'require-corp' } },
-        optimizeDeps: { include: ['protobufjs'] },
+        optimizeDeps: { include: ['onnxruntime-common', 'protobufjs'] },
         test: {
           name: 'chromium-wasm',
           include,

@@ -3,7 +3,7 @@
 import { beforeAll, describe, expect, it } from 'vitest';
 import { KvPagesError, PagedCache, QuantizedTensor } from '../../js/index.js';
 import type { KvPages } from '../../js/index.js';
-import { backend, errorOf, hex, loadHere, noise } from './support.js';
+import { backend, errorOf, hex, inBrowser, loadHere, noise } from './support.js';
 
 let kv: KvPages;
 beforeAll(async () => {
@@ -257,6 +257,54 @@ describe('serialize', () => {
       }
     }
     expect(refused).toBeGreaterThan(bytes.length - 3);
+  });
+});
+
+describe('parse', () => {
+  it('refuses every flipped bit with a code and a position, or gives a cache that passes every check', () => {
+    const bytes = kv.quantizePagedCache(seedCache(), [1], int4AndUint4).serialize();
+    const before = hex(bytes);
+    let [refused, accepted] = [0, 0];
+    for (let bit = 0; bit < bytes.length * 8; ++bit) {
+      bytes[bit >> 3]! ^= 1 << (bit & 7);
+      try {
+        const cache = kv.parse(bytes);
+        // Passing every check: the operator and the writer take it, and what they write is read again.
+        const again = kv.parse(cache.quantize([], int4AndUint4).serialize());
+        expect(again.pages).toEqual(cache.pages);
+        ++accepted;
+        cache.dispose();
+        again.dispose();
+      } catch (error) {
+        expect(error).toBeInstanceOf(KvPagesError);
+        expect((error as KvPagesError).byteOffset).toBeTypeOf('number');
+        expect((error as KvPagesError).message.length).toBeGreaterThan(10);
+        ++refused;
+      }
+      bytes[bit >> 3]! ^= 1 << (bit & 7);
+    }
+    expect(hex(bytes)).toBe(before);
+    expect(refused).toBeGreaterThan(300);
+    expect(accepted).toBeGreaterThan(300);
+  });
+});
+
+describe.skipIf(inBrowser)('the garbage collector', () => {
+  it('gives back what nobody disposed', async () => {
+    const { setFlagsFromString } = await import(/* @vite-ignore */ 'node:v8');
+    const { runInNewContext } = await import(/* @vite-ignore */ 'node:vm');
+    setFlagsFromString('--expose-gc');
+    const collect = runInNewContext('gc') as () => void;
+    const own = await loadHere();
+    for (let i = 0; i < 50; ++i) own.quantize(new Float32Array(1000), 'f32');
+    const kept = own.quantize(new Float32Array(1000), 'f32');
+    expect(own.usedBytes).toBe(51 * 4000);
+    for (let tries = 0; tries < 50 && own.usedBytes > 4000; ++tries) {
+      collect();
+      await new Promise((resolve) => setTimeout(resolve, 10));
+    }
+    expect(own.usedBytes).toBe(4000);
+    expect(kept.dequantize().data.length).toBe(1000);
   });
 });
 

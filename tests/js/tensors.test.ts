@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors in every form that callers have them in, quantize and dequantize of one tensor.
+import { Tensor } from 'onnxruntime-common';
 import { beforeAll, describe, expect, it } from 'vitest';
 import type { KvPages, TensorLike } from '../../js/index.js';
 import { errorOf, hex, loadHere, noise } from './support.js';
@@ -65,6 +66,16 @@ describe('a tensor', () => {
       quantized.dispose();
     });
   }
+
+  it('may be one of onnxruntime', () => {
+    expect(hex(kv.quantize(new Tensor('float32', x, dims), spec).codes)).toBe(expected);
+    // Where there is a Float16Array, onnxruntime holds float16 in one.
+    const half = new Tensor('float16', Uint16Array.of(0x3c00, 0xc100), [1, 2]);
+    expect(Array.from(kv.quantize(half, 'f32').data)).toEqual([1, -2.5]);
+    const brought = new Tensor('float32', kv.quantize(new Tensor('float32', x, dims), spec).dequantize().data as Float32Array, dims);
+    expect(hex(kv.quantize(brought, spec).codes)).toBe(expected);
+    expect(() => kv.quantize(new Tensor('int32', new Int32Array(2), [2]), spec)).toThrow(TypeError);
+  });
 
   it('may be a bare typed array', () => {
     expect(hex(kv.quantize(x, spec).codes)).toBe(expected);
