@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/status.h"
 
-#include <charconv>
 #include <cmath>
+#include <cstdio>
+
+#include "core/decimal.h"
 
 namespace kvpages {
 
@@ -29,12 +31,32 @@ Error MakeError(Code code, std::string argument, std::string rule, std::string g
 
 std::string Text(int64_t value) { return std::to_string(value); }
 
+// As std::to_chars: the shorter of plain and scientific notation, plain where both are as long.
 std::string Text(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
-  char buffer[40];
-  const auto end = std::to_chars(buffer, buffer + sizeof(buffer), value).ptr;
-  return std::string(buffer, end);
+  const Decimal decimal = Shortest(value);
+  const std::string& digits = decimal.digits;
+  const int exponent = decimal.exponent, count = static_cast<int>(digits.size());
+  const int power = exponent < 0 ? -exponent : exponent;
+  std::string text = digits;
+  if (count > 1) text.insert(1, 1, '.');
+  text += exponent < 0 ? "e-" : "e+";
+  if (power < 10) text += '0';
+  text += std::to_string(power);
+  const size_t scientific = text.size();
+  if (exponent < 0) {
+    if (static_cast<size_t>(1 + power + count) <= scientific) text = "0." + std::string(static_cast<size_t>(power) - 1, '0') + digits;
+  } else if (exponent + 1 < count) {
+    text = digits;
+    text.insert(static_cast<size_t>(exponent) + 1, 1, '.');
+  } else if (static_cast<size_t>(exponent) + 1 <= scientific) {
+    // An integer, whose last digits may be more exact than the shortest ones.
+    char buffer[40];
+    std::snprintf(buffer, sizeof(buffer), "%.0f", std::fabs(value));
+    text = buffer;
+  }
+  return decimal.negative ? "-" + text : text;
 }
 
 }  // namespace kvpages

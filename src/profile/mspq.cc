@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "core/decimal.h"
 #include "profile/profile.h"
 #include "profile/special.h"
 
@@ -31,16 +32,12 @@ std::string_view IndexDtype(int index_bytes) { return index_bytes == 1 ? "|u1" :
 
 // A float as Python's repr writes it: shortest digits, an exponent of at least two digits below 1e-4 and from 1e16 up.
 std::string PythonFloat(double value) {
-  char buffer[40];
-  const std::string text(buffer, std::to_chars(buffer, buffer + sizeof(buffer), value, std::chars_format::scientific).ptr);
-  const size_t e = text.find('e');
-  const int exponent = std::atoi(text.c_str() + e + 1);
-  if (exponent < -4 || exponent >= 16) return text;
-  std::string digits = text.substr(0, e);
-  const bool negative = digits[0] == '-';
-  if (negative) digits.erase(0, 1);
-  if (digits.size() > 1) digits.erase(1, 1);
-  if (exponent < 0) {
+  auto [digits, exponent, negative] = Shortest(value);
+  if (exponent < -4 || exponent >= 16) {
+    if (digits.size() > 1) digits.insert(1, 1, '.');
+    const int power = exponent < 0 ? -exponent : exponent;
+    digits += (exponent < 0 ? "e-" : "e+") + std::string(power < 10 ? "0" : "") + std::to_string(power);
+  } else if (exponent < 0) {
     digits = "0." + std::string(static_cast<size_t>(-exponent - 1), '0') + digits;
   } else {
     const auto whole = static_cast<size_t>(exponent) + 1;
@@ -177,7 +174,7 @@ class JsonReader {
     const std::string word(text_.substr(begin, at_ - begin));
     double value = 0;
     bool read = false;
-#if defined(__cpp_lib_to_chars)
+#if defined(__cpp_lib_to_chars) && !defined(__wasm__)
     const auto [end, status] = std::from_chars(word.data(), word.data() + word.size(), value);
     read = status == std::errc() && end == word.data() + word.size();
 #else
