@@ -143,15 +143,24 @@ export async function mainJob(values) {
 
 const mediaTypes = { '.html': 'text/html; charset=utf-8', '.js': 'text/javascript', '.css': 'text/css', '.svg': 'image/svg+xml', '.wasm': 'application/wasm' };
 
+/** The file of a request, if there is one inside the folder. */
+function locate(folder, url) {
+  try {
+    const path = normalize(decodeURIComponent(new URL(url, 'http://localhost').pathname));
+    const file = join(folder, path.endsWith(sep) ? join(path, 'index.html') : path);
+    return file.startsWith(folder + sep) ? { file, found: statSync(file, { throwIfNoEntry: false }) } : {};
+  } catch {
+    return {}; // escapes or null bytes that no address has
+  }
+}
+
 /** Serves a folder of static files; resolves when the server listens. A policy in its page also goes into the headers, since a
  * worker obeys those and not its page. */
 export function serveFolder(folder, port, host = '127.0.0.1') {
   const policy = readFileSync(join(folder, 'index.html'), 'utf8').match(/content="(default-src [^"]*)"/)?.[1];
   const server = createServer((request, response) => {
-    const path = normalize(decodeURIComponent(new URL(request.url, 'http://localhost').pathname));
-    const file = join(folder, path.endsWith(sep) ? join(path, 'index.html') : path);
-    const found = file.startsWith(folder + sep) && statSync(file, { throwIfNoEntry: false });
-    if (!found || !found.isFile()) {
+    const { file, found } = locate(folder, request.url);
+    if (!found?.isFile()) {
       response.writeHead(404, { 'content-type': 'text/plain' }).end('not found\n');
       return;
     }
@@ -187,7 +196,7 @@ async function serve(port) {
       if (error.code !== 'EADDRINUSE' || port !== undefined || candidate > 4272) throw error;
     }
   }
-  console.log(`\nDemo: http://localhost:${server.address().port}/   (Ctrl-C ends it)`);
+  console.log(`\nDemo: http://127.0.0.1:${server.address().port}/   (Ctrl-C ends it)`);
   await new Promise((resolve) => {
     for (const signal of ['SIGINT', 'SIGTERM']) process.once(signal, resolve);
   });

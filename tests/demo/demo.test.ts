@@ -138,6 +138,23 @@ test('takes a file of the user, says in a sentence why it does not, and goes on'
   await page.close();
 });
 
+test('a dropped file is opened', async () => {
+  const { page, complaints } = await open();
+  const bytes = readFileSync(small).toString('base64');
+  const transfer = await page.evaluateHandle((content) => {
+    const data = new DataTransfer();
+    data.items.add(new File([Uint8Array.from(atob(content), (byte) => byte.charCodeAt(0))], 'dropped.safetensors'));
+    return data;
+  }, bytes);
+  await page.dispatchEvent('body', 'dragenter', { dataTransfer: transfer });
+  expect(await page.locator('#drop').isVisible()).toBe(true);
+  await choose(page, () => page.dispatchEvent('body', 'drop', { dataTransfer: transfer }));
+  expect(await page.locator('#drop').isVisible()).toBe(false);
+  expect(await page.textContent('#file-name')).toContain('dropped.safetensors');
+  expect(complaints).toEqual([]);
+  await page.close();
+});
+
 test('saves a file that the library reads', async () => {
   const { page } = await open();
   const download = page.waitForEvent('download');
