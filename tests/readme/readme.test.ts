@@ -10,7 +10,7 @@ import { load } from 'kvpages';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 const readme = readFileSync(join(root, 'README.md'), 'utf8');
-const documents = ['README.md', 'CONTRIBUTING.md', 'docs/formats.md', 'scripts/README.md', 'tests/data/README.md', 'tests/vectors/README.md'];
+const documents = ['README.md', 'CONTRIBUTING.md', 'docs/formats.md', 'src/formats/README.md', 'scripts/README.md', 'tests/data/README.md', 'tests/vectors/README.md'];
 
 const blocks = (language: string) => [...readme.matchAll(new RegExp(`^\`\`\`${language}\n([\\s\\S]*?)^\`\`\`$`, 'gm'))].map((match) => match[1]!);
 
