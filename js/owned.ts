@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lifetime of objects that the core holds: explicit dispose, the garbage collector as a backstop, and which load()
 // an object belongs to.
+/// <reference lib="esnext.disposable" preserve="true" />
 import type { Core } from './binding.js';
 import { KvPagesError } from './errors.js';
 import { wrongType } from './tensor.js';
@@ -45,7 +46,12 @@ export abstract class Owned {
     if (handle === 0) return;
     this.#handle = 0;
     backstop.unregister(this);
-    this.#session.core.call('kvp_release', handle);
+    try {
+      this.#session.core.call('kvp_release', handle);
+    } catch (error) {
+      // An instance that stopped holds nothing any more; leaving a scope must not throw for it.
+      if (!(error instanceof KvPagesError) || error.code !== 'ERR_INTERNAL') throw error;
+    }
   }
 
   [disposeSymbol](): void {

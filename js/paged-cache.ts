@@ -37,15 +37,21 @@ export interface PageSource {
   readonly length?: number;
 }
 
-/** What one side of the chosen pages becomes. */
-export interface Destination {
-  /** Integer types give codes, the others dense elements. */
-  readonly type: 'int8' | 'uint8' | 'int4' | 'uint4' | 'int2' | 'uint2' | DenseTypeWord;
-  /** Step between codes: finite and > 0 as f32, for dense types too (which do not use it; 1 by default there). */
-  readonly scale?: number;
-  /** Code of the value 0, within the type's range; 0 by default. */
-  readonly zeroPoint?: number;
-}
+/** What one side of the chosen pages becomes: codes of an integer type, or dense elements. */
+export type Destination =
+  | {
+      readonly type: 'int8' | 'uint8' | 'int4' | 'uint4' | 'int2' | 'uint2';
+      /** Step between codes: finite and > 0 as f32. */
+      readonly scale: number;
+      /** Code of the value 0, within the type's range; 0 by default. */
+      readonly zeroPoint?: number;
+    }
+  | {
+      readonly type: DenseTypeWord;
+      /** Not used, but checked as above where it is given: onnx-light's operator has it for every type. */
+      readonly scale?: number;
+      readonly zeroPoint?: number;
+    };
 
 export interface AsyncOptions {
   /** Ends the work between two pages with `ERR_ABORTED`; nothing has changed then. */

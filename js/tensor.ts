@@ -8,7 +8,7 @@ import { viewName } from './binding.js';
 export type DenseType = 'f32' | 'f16' | 'bf16';
 
 /** A word for an element type: the library's own or onnxruntime's. */
-export type DenseTypeWord = DenseType | 'float32' | 'float16' | 'bfloat16' | 'float64';
+export type DenseTypeWord = DenseType | 'float32' | 'float16' | 'bfloat16';
 
 /** Memory that a tensor may lie in. 16-bit floats are a `Uint16Array` of bit patterns, or a `Float16Array` where there is one. */
 export type TensorData = ArrayBufferView | ArrayBufferLike;

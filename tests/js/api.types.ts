@@ -38,6 +38,10 @@ export async function uses(signal: AbortSignal): Promise<void> {
   kv.quantizePagedCache(cache, [0], { key: int4, value: { type: 'bf16' } });
   // @ts-expect-error: both sides are needed
   kv.quantizePagedCache(cache, [0], { key: int4 });
+  // @ts-expect-error: codes need a scale
+  kv.quantizePagedCache(cache, [0], { key: int4, value: { type: 'uint8' } });
+  // @ts-expect-error: doubles are rounded on the way in and never given out
+  kv.dequantize(quantized, { type: 'float64' });
   // @ts-expect-error: the operator has no such type
   kv.quantizePagedCache(cache, [0], { key: int4, value: { type: 'int3', scale: 1 } });
   const later: PagedCache = await kv.quantizePagedCacheAsync(cache, new Set([0]), { key: int4, value: int4 }, { signal, onProgress: ({ done, total }) => done / total });
