@@ -73,7 +73,7 @@ export function describeValue(value: unknown): string {
   if (value === null || value === undefined) return String(value);
   if (ArrayBuffer.isView(value)) return viewName(value);
   if (Array.isArray(value)) return 'an array';
-  if (typeof value === 'object') return value.constructor?.name ? `a ${value.constructor.name}` : 'an object';
+  if (typeof value === 'object') return value.constructor?.name ? `${/^[AEIO]/.test(value.constructor.name) ? 'an' : 'a'} ${value.constructor.name}` : 'an object';
   if (typeof value === 'string') return JSON.stringify(value);
   return typeof value === 'number' || typeof value === 'boolean' ? String(value) : `a ${typeof value}`;
 }
@@ -118,9 +118,13 @@ export function int64Array(values: unknown, argument: string): BigInt64Array {
 
 /** Bytes of any buffer or view, not copied. */
 export function bytesOf(value: unknown, argument: string): Uint8Array {
-  if (ArrayBuffer.isView(value)) return new Uint8Array(value.buffer, value.byteOffset, value.byteLength);
-  if (isBuffer(value)) return new Uint8Array(value);
-  throw wrongType(argument, 'must be an ArrayBuffer, a SharedArrayBuffer or a view of one', value);
+  const isView = ArrayBuffer.isView(value);
+  if (!isView && !isBuffer(value)) throw wrongType(argument, 'must be an ArrayBuffer, a SharedArrayBuffer or a view of one', value);
+  try {
+    return isView ? new Uint8Array(value.buffer, value.byteOffset, value.byteLength) : new Uint8Array(value);
+  } catch {
+    throw wrongType(argument, 'must not lie in memory that was transferred away', value);
+  }
 }
 
 function isBuffer(value: unknown): value is ArrayBufferLike {

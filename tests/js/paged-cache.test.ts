@@ -188,7 +188,7 @@ describe('objects', () => {
   });
 
   it('of another class are a TypeError', () => {
-    expect(() => kv.quantizePagedCache({} as PagedCache, [], int4AndUint4)).toThrow(new TypeError('cache: must be a PagedCache, got a Object'));
+    expect(() => kv.quantizePagedCache({} as PagedCache, [], int4AndUint4)).toThrow(new TypeError('cache: must be a PagedCache, got an Object'));
     expect(() => kv.dequantize(seedCache() as never)).toThrow(new TypeError('tensor: must be a QuantizedTensor, got a PagedCache'));
     expect(() => kv.parse('text' as never)).toThrow(new TypeError('bytes: must be an ArrayBuffer, a SharedArrayBuffer or a view of one, got "text"'));
   });

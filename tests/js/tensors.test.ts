@@ -114,6 +114,13 @@ describe('a tensor', () => {
     expect(hex(x)).toBe(before);
   });
 
+  it('whose memory was transferred away is refused in words', () => {
+    const data = new Float32Array(64);
+    structuredClone(data, { transfer: [data.buffer] });
+    expect(() => kv.quantize({ dims, data }, spec)).toThrow(new TypeError('tensor.data: must not lie in memory that was transferred away, got Float32Array'));
+    expect(() => kv.parse(data.buffer)).toThrow(new TypeError('bytes: must not lie in memory that was transferred away, got an ArrayBuffer'));
+  });
+
   it('on a GPU is refused in words', () => {
     const tensor = {
       type: 'float32',
