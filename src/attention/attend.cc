@@ -137,7 +137,9 @@ class Attention {
 
   Status RunChunk(int64_t first_query, int64_t count, int64_t filled) {
     const int64_t group_rows = group_ * count;
-    for (const Span& span : chunk_) {
+    for (size_t i = 0; i < chunk_.size(); ++i) {
+      const Span& span = chunk_[i];
+      FetchAhead(PayloadAfter(i, 1, false), PayloadAfter(i, 2, false));
       KVP_TRY(Scores(span, count));
       if (options_.softcap > 0) {
         const auto cap = static_cast<float>(options_.softcap);
@@ -171,7 +173,9 @@ class Attention {
       }
       sum_[row] += kernels_.exponentials(scores, filled, most);
     }
-    for (const Span& span : chunk_) {
+    for (size_t i = 0; i < chunk_.size(); ++i) {
+      const Span& span = chunk_[i];
+      FetchAhead(PayloadAfter(i, 1, true), PayloadAfter(i, 2, true));
       const Payload& payload = *span.page->value.payload;
       const bool turned = value_run_ > 0 && payload.hadamard == value_run_ && payload.center.empty();
       int64_t stride;
@@ -183,6 +187,12 @@ class Attention {
       }
     }
     return Ok();
+  }
+
+  const Payload* PayloadAfter(size_t span, size_t ahead, bool value_side) const {
+    if (span + ahead >= chunk_.size()) return nullptr;
+    const CachePage& page = *chunk_[span + ahead].page;
+    return (value_side ? page.value : page.key).payload.get();
   }
 
   // Rows of all heads in f32, head by head `*stride` elements apart: of a dense f32 page in place, else decoded.

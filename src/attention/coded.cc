@@ -20,6 +20,21 @@ struct Coding {
   std::vector<float> scheme_scales;
 };
 
+// Worth of every scale byte at g = 1.
+const float* ByteScales(ScaleType type, bool e8m0_zero) {
+  static const auto& all = *[] {
+    auto* tables = new std::vector<float>();
+    for (int kind = 0; kind < 3; ++kind) {
+      for (int byte = 0; byte < 256; ++byte) {
+        const auto code = static_cast<uint8_t>(byte);
+        tables->push_back(LoadScale(kind == 0 ? ScaleType::kE4M3 : ScaleType::kE8M0, &code, 0, 1.0f, kind == 2));
+      }
+    }
+    return tables;
+  }();
+  return all.data() + (type == ScaleType::kE4M3 ? 0 : e8m0_zero ? 512 : 256);
+}
+
 // Table values stay below 2^14: a lane adds 8 products with integers of 14 bits.
 constexpr float kFineMost = 16383.0f;
 // Queries get 14 bits at least: what the bound of docs/attention.md counts on.
@@ -82,7 +97,48 @@ const Coding& CodingOf(Type type) {
   return all[static_cast<size_t>(type)];
 }
 
+// Repeats each block's value for every lane of the block; lanes past the row get 0.
+template <int kLanes, typename T>
+void SpreadOf(const T* values, int64_t rows, int64_t blocks, int64_t lanes_per_block, int64_t lanes, T* out) {
+  const int64_t repeat = kLanes > 0 ? kLanes : lanes_per_block;
+  for (int64_t t = 0; t < rows; ++t) {
+    T* row = out + t * lanes;
+    for (int64_t j = 0; j < blocks; ++j, ++values) {
+      // The last block may be short: its lanes past the padding are left out.
+      const int64_t count = kLanes > 0 ? kLanes : std::min(repeat, lanes - j * repeat);
+      for (int64_t k = 0; k < count; ++k) row[j * repeat + k] = *values;
+    }
+    for (int64_t k = std::min(blocks * repeat, lanes); k < lanes; ++k) row[k] = 0;
+  }
+}
+template <typename T>
+void Spread(const T* values, int64_t rows, int64_t blocks, int64_t lanes_per_block, int64_t lanes, std::vector<T>& out) {
+  out.resize(static_cast<size_t>(rows * lanes));
+  const bool whole = blocks * lanes_per_block <= lanes;
+  if (whole && lanes_per_block == 2) return SpreadOf<2>(values, rows, blocks, lanes_per_block, lanes, out.data());
+  if (whole && lanes_per_block == 4) return SpreadOf<4>(values, rows, blocks, lanes_per_block, lanes, out.data());
+  if (whole && lanes_per_block == 8) return SpreadOf<8>(values, rows, blocks, lanes_per_block, lanes, out.data());
+  SpreadOf<0>(values, rows, blocks, lanes_per_block, lanes, out.data());
+}
+
 }  // namespace
+
+void FetchAhead(const Payload* soon, const Payload* later) {
+#if defined(__GNUC__) && !defined(__wasm__)
+  constexpr uint64_t kLine = 64;
+  if (later != nullptr) {
+    for (uint64_t at = 0; at < sizeof(Payload); at += kLine) __builtin_prefetch(reinterpret_cast<const uint8_t*>(later) + at);
+  }
+  if (soon == nullptr) return;
+  // More than a few kB would push out what is in use; the processor sees a longer run by itself.
+  for (const Bytes* block : {&soon->codes, &soon->scales, &soon->zeros, &soon->data}) {
+    for (uint64_t at = 0; at < std::min<uint64_t>(block->size(), 2048); at += kLine) __builtin_prefetch(block->data() + at);
+  }
+#else
+  (void)soon;
+  (void)later;
+#endif
+}
 
 const PreparedQueries& CodedKeys::Prepare(const AttentionKernels& kernels, const float* queries, int64_t count, int64_t width,
                                           int bits, int32_t most, bool keep) {
@@ -120,56 +176,69 @@ bool CodedKeys::Dots(const AttentionKernels& kernels, const Payload& payload, in
   const int32_t largest = coding.tabled ? coding.most : 1 << info.bits;
   int32_t most = largest > 1000 ? static_cast<int32_t>(kLeastMost) : 32767;
 
-  const Codec codec = MakeCodec(payload.spec);
   const uint8_t* zeros = payload.has_zeros ? payload.zeros.data() : nullptr;
-  const auto scale_at = [&](int64_t t, int64_t d) {
-    const int64_t index = grid.Index(0, head, t, d);
-    if (info.family != Family::kScheme) return LoadScaleAt(codec, payload.scales.data(), zeros, payload.global, index);
-    return Scale{coding.scheme_scales[payload.scales.data()[index]] * (info.block == kNvfp4Block ? payload.global : 1.0f), 0, 0.0f};
-  };
-
   const bool one_scale = grid.stride[3] == 0 || grid.div[3] >= width;
-  if (one_scale && width * largest <= INT32_MAX / kLeastMost) {
-    // A whole row in one 32-bit sum.
-    most = static_cast<int32_t>(std::min<int64_t>(most, INT32_MAX / (width * largest)));
-    scales_.resize(static_cast<size_t>(rows.rows + 8));
-    zeros_.resize(scales_.size());
-    for (int64_t t = 0; t < rows.rows; ++t) {
-      const auto at = static_cast<size_t>(t);
-      if (t > 0 && grid.stride[2] == 0) {
-        scales_[at] = scales_[0];
-        zeros_[at] = zeros_[0];
-        continue;
-      }
-      const Scale scale = scale_at(begin + t, 0);
-      scales_[at] = scale.value * step;
-      zeros_[at] = scale.zero;
-    }
-    rows.row_scales = scales_.data();
-    rows.row_zeros = zeros != nullptr ? zeros_.data() : nullptr;
-    kernels.coded_dots(Prepare(kernels, queries, query_count, width, info.bits, most, true), rows, scores, stride);
-    return true;
-  }
-  const int64_t block = one_scale ? width : grid.div[3], per_lane = CodesPerLane(info.bits);
-  if (block % per_lane != 0 && !one_scale) {
+  const int64_t block = one_scale ? width : grid.div[3], per_lane = CodesPerLane(info.bits), blocks = CeilDiv(width, block);
+  if (!one_scale && block % per_lane != 0) {
     return ByChannel(kernels, payload, head, begin, end, queries, query_count, rows, step, most, scores, stride);
   }
-  const int64_t lanes = LanesOf(info.bits, width);
-  scales_.assign(static_cast<size_t>(rows.rows * lanes), 0.0f);
-  if (zeros != nullptr) zeros_.assign(scales_.size(), 0);
-  for (int64_t t = 0; t < rows.rows; ++t) {
-    for (int64_t d = 0; d < width; d += block) {
-      const Scale scale = scale_at(begin + t, d);
-      const auto first = static_cast<size_t>(t * lanes + d / per_lane);
-      const auto last = static_cast<size_t>(t * lanes + (std::min(d + block, width) + per_lane - 1) / per_lane);
-      std::fill(scales_.begin() + static_cast<int64_t>(first), scales_.begin() + static_cast<int64_t>(last), scale.value * step);
-      if (zeros != nullptr) std::fill(zeros_.begin() + static_cast<int64_t>(first), zeros_.begin() + static_cast<int64_t>(last), scale.zero);
+  // Scales of a head lie row after row, blocks side by side; or there is one for all rows.
+  const bool row_by_row = grid.div[2] == 1 && grid.stride[2] == blocks;
+  if (!(row_by_row || (one_scale && grid.stride[2] == 0))) return false;
+  const int64_t first = grid.Index(0, head, begin, 0), count = row_by_row ? rows.rows * blocks : 1;
+  const bool by_row = one_scale && width * largest <= INT32_MAX / kLeastMost;  // a whole row in one 32-bit sum
+  if (by_row) most = static_cast<int32_t>(std::min<int64_t>(most, INT32_MAX / (width * largest)));
+
+  const bool scheme = info.family == Family::kScheme;
+  const bool stored_f32 = !scheme && payload.spec.scale_type == ScaleType::kF32;
+  if (by_row && row_by_row && stored_f32 && step == 1.0f && zeros == nullptr) {
+    rows.row_scales = payload.scales.as<float>() + first;
+  } else {
+    LoadScales(payload, first, count, step, zeros);
+    if (!row_by_row) {
+      scales_.resize(static_cast<size_t>(rows.rows + 8), scales_[0]);
+      if (zeros != nullptr) zeros_.resize(scales_.size(), zeros_[0]);
+    }
+    if (by_row) {
+      scales_.resize(static_cast<size_t>(rows.rows + 8));
+      if (zeros != nullptr) zeros_.resize(scales_.size());
+      rows.row_scales = scales_.data();
+      rows.row_zeros = zeros != nullptr ? zeros_.data() : nullptr;
+    } else {
+      const int64_t lanes = LanesOf(info.bits, width), lanes_per_block = CeilDiv(block, per_lane);
+      Spread(scales_.data(), rows.rows, blocks, lanes_per_block, lanes, lane_scales_);
+      rows.lane_scales = lane_scales_.data();
+      if (zeros != nullptr) {
+        Spread(zeros_.data(), rows.rows, blocks, lanes_per_block, lanes, lane_zeros_);
+        rows.lane_zeros = lane_zeros_.data();
+      }
     }
   }
-  rows.lane_scales = scales_.data();
-  rows.lane_zeros = zeros != nullptr ? zeros_.data() : nullptr;
   kernels.coded_dots(Prepare(kernels, queries, query_count, width, info.bits, most, true), rows, scores, stride);
   return true;
+}
+
+// Scales [first, first + count) times `step`, and their zero points.
+void CodedKeys::LoadScales(const Payload& payload, int64_t first, int64_t count, float step, const uint8_t* zeros) {
+  const TypeInfo& info = Info(payload.spec.type);
+  const Codec codec = MakeCodec(payload.spec);
+  const bool scheme = info.family == Family::kScheme;
+  scales_.resize(static_cast<size_t>(count));
+  if (scheme || ScaleBytes(payload.spec.scale_type) == 1) {
+    const float* worth = scheme ? CodingOf(info.type).scheme_scales.data() : ByteScales(payload.spec.scale_type, codec.e8m0_zero);
+    const float factor = (SizesOf(payload.spec, payload.shape).has_global ? payload.global : 1.0f) * step;
+    const uint8_t* bytes = payload.scales.data() + first;
+    for (int64_t i = 0; i < count; ++i) scales_[static_cast<size_t>(i)] = worth[bytes[i]] * factor;
+  } else {
+    for (int64_t i = 0; i < count; ++i) {
+      scales_[static_cast<size_t>(i)] = LoadScale(codec.scale_type, payload.scales.data(), first + i, 1.0f, false) * step;
+    }
+  }
+  if (zeros == nullptr) return;
+  zeros_.resize(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    zeros_[static_cast<size_t>(i)] = LoadScaleAt(codec, payload.scales.data(), zeros, payload.global, first + i).zero;
+  }
 }
 
 // One scale per channel over a block of tokens: the scales go into the query.
@@ -185,11 +254,11 @@ bool CodedKeys::ByChannel(const AttentionKernels& kernels, const Payload& payloa
   const Codec codec = MakeCodec(payload.spec);
   query_.resize(static_cast<size_t>(query_count * width));
   for (int64_t from = begin; from < end;) {
-    const int64_t to = std::min(end, (from / tokens + 1) * tokens);
+    const int64_t to = std::min(end, (from / tokens + 1) * tokens), first_scale = grid.Index(0, head, from, 0);
     scales_.resize(static_cast<size_t>(width));
     for (int64_t d = 0; d < width; ++d) {
       scales_[static_cast<size_t>(d)] =
-          LoadScaleAt(codec, payload.scales.data(), nullptr, payload.global, grid.Index(0, head, from, d)).value;
+          LoadScaleAt(codec, payload.scales.data(), nullptr, payload.global, first_scale + d * grid.stride[3]).value;
     }
     for (int64_t q = 0; q < query_count; ++q) {
       for (int64_t d = 0; d < width; ++d) {

@@ -11,6 +11,10 @@
 
 namespace kvpages {
 
+// Pages lie scattered in memory: asks for a page's numbers while the pages before it are worked on. `soon` is the next
+// payload, `later` the one after it; either may be null.
+void FetchAhead(const Payload* soon, const Payload* later);
+
 class CodedKeys {
  public:
   // The queries' memory holds new values.
@@ -31,8 +35,9 @@ class CodedKeys {
                  const float* queries, int64_t query_count, CodedRows rows, float step, int32_t most, float* scores, int64_t stride);
   std::vector<Known> prepared_;
   PreparedQueries folded_;
-  std::vector<float> scales_, query_;
-  std::vector<int32_t> zeros_;
+  void LoadScales(const Payload& payload, int64_t first, int64_t count, float step, const uint8_t* zeros);
+  std::vector<float> scales_, lane_scales_, query_;
+  std::vector<int32_t> zeros_, lane_zeros_;
 };
 
 }  // namespace kvpages

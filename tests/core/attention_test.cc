@@ -10,6 +10,7 @@
 #include <iterator>
 #include <random>
 
+#include "attention/coded.h"
 #include "attention/kernels.h"
 #include "support/vectors.h"
 
@@ -80,8 +81,6 @@ Exact ExactAttention(const ModelCache& cache, int64_t index, const std::vector<f
       int64_t seen = 0;
       for (int64_t t = 0; t < held; ++t) {
         const int64_t p = positions[static_cast<size_t>(t)];
-        if (p > position || (window != 0 && position - p >= window && p >= options.sinks)) continue;
-        ++seen;
         const float* key = keys.data() + (g * held + t) * width;
         double score = 0, norm = 0;
         for (int64_t d = 0; d < width; ++d) {
@@ -89,11 +88,13 @@ Exact ExactAttention(const ModelCache& cache, int64_t index, const std::vector<f
           const double x = key[d] - double{center[static_cast<size_t>(d)]};
           norm += x * x;
         }
+        key_norm = std::max(key_norm, std::sqrt(norm) + center_norm);
+        if (p > position || (window != 0 && position - p >= window && p >= options.sinks)) continue;
+        ++seen;
         score *= scale;
         if (options.softcap > 0) score = options.softcap * std::tanh(score / options.softcap);
         scores[static_cast<size_t>(t)] = score;
         most = std::max(most, score);
-        key_norm = std::max(key_norm, std::sqrt(norm) + center_norm);
         const float* value = values.data() + (g * held + t) * value_width;
         value_norm = std::max(value_norm, Norm(value, value_width));
         for (int64_t d = 0; d < value_width; ++d) value_most = std::max(value_most, std::fabs(double{value[d]}));
@@ -119,8 +120,8 @@ Exact ExactAttention(const ModelCache& cache, int64_t index, const std::vector<f
       const double norm = Norm(query, width), query_most = config.key.spec.hadamard ? norm : largest;
       double error = (static_cast<double>(width) + 2 * run + 8) * unit * norm;
       if (cache.instance()->backend->name != std::string("reference")) {
-        // By channel, a query takes its keys' scales in before it is rounded; the largest product then counts.
-        error += std::ldexp(1, -15) * std::sqrt(static_cast<double>(width)) * query_most;
+        error += config.key.spec.axis == Axis::kChannel ? std::ldexp(1, -16) * static_cast<double>(width) * query_most
+                                                        : std::ldexp(1, -15) * std::sqrt(static_cast<double>(width)) * query_most;
         if (levels) error += std::pow(2, -10.5) * norm;
       }
       error = std::fabs(scale) * error * key_norm + 4 * unit * options.softcap;
@@ -375,6 +376,55 @@ TEST_P(AttentionTest, EveryPresetOnARealModel) {
       if (HasFailure()) return;
     }
   }
+}
+
+// Queries that are integers lose nothing in integers: products from codes are then those of the thawed keys.
+TEST_P(AttentionTest, ProductsFromCodes) {
+  const AttentionKernels& kernels = AttentionKernelsFor(GetParam()->name);
+  if (kernels.coded_dots == nullptr) GTEST_SKIP() << "skipped: " << kernels.name << " has no products from codes";
+  Random random(6);
+  int from_codes = 0;
+  for (const std::string& text : AllSpecs()) {
+    const Spec spec = SpecOf(text);
+    if (spec.calibration == Calibration::kGiven || spec.calibration == Calibration::kMse) {
+      if (Info(spec.type).family != Family::kLevels) continue;
+    }
+    SCOPED_TRACE(text);
+    for (const int64_t width : {32, 64, 160, 200, 6}) {
+      const Shape shape{1, 2, 11, width};
+      if (!ResolveSpec(spec, width, "spec").ok()) continue;
+      const auto values = Noise(random, shape.elements());
+      auto made = Encode(instance_, ContiguousView(values.data(), Type::f32, shape), 11, spec, {}, "x");
+      if (!made.ok()) continue;
+      std::vector<float> thawed(static_cast<size_t>(shape.elements())), query(static_cast<size_t>(2 * width)), scores(2 * 16, 7.0f);
+      ASSERT_TRUE(Decode(instance_, *made.value(), 0, 11, thawed.data(), 0, 11 * width, width).ok());
+      const bool levels = Info(spec.type).family == Family::kLevels, channel = spec.axis == Axis::kChannel;
+      const float most = levels ? 16383.0f : 32767.0f;
+      for (size_t i = 0; i < query.size(); ++i) query[i] = i % static_cast<size_t>(width) == 1 ? most : static_cast<float>(static_cast<int>(random() % 2000) - 1000);
+      CodedKeys coded;
+      for (int64_t h = 0; h < 2; ++h) {
+        if (!coded.Dots(kernels, *made.value(), h, 2, 11, query.data(), 2, scores.data(), 16)) continue;
+        ++from_codes;
+        for (int64_t q = 0; q < 2; ++q) {
+          for (int64_t t = 2; t < 11; ++t) {
+            double exact = 0, sum = 0, largest = 0;
+            for (int64_t d = 0; d < width; ++d) {
+              const double k = thawed[static_cast<size_t>((h * 11 + t) * width + d)], x = query[static_cast<size_t>(q * width + d)];
+              exact += x * k;
+              sum += std::fabs(x * k);
+              largest = std::max(largest, std::fabs(k));
+            }
+            // Scales in the query leave it no integers; levels are rounded themselves, by 2^-15 of the largest.
+            double bound = 4e-7 * sum + 1e-30;
+            if (channel) bound += std::ldexp(1, -16) * most * 16.0 * static_cast<double>(width);
+            if (levels) bound += std::pow(2, -10.5) * sum;
+            ASSERT_NEAR(scores[static_cast<size_t>(q * 16 + t - 2)], exact, bound) << "width " << width << " row " << t;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(from_codes, 300);
 }
 
 TEST_P(AttentionTest, PartsMergeByTheirLogSums) {
