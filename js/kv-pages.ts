@@ -10,7 +10,7 @@ import type { AsyncOptions, Destination, PageSource } from './paged-cache.js';
 import { ProfileMethods } from './profile.js';
 import { QuantizedTensor } from './quantized-tensor.js';
 import type { DequantizeOptions, Figures } from './quantized-tensor.js';
-import { int64Array, readTensor, requireInteger, requireNumber, requireObject, requireString, wrongType } from './tensor.js';
+import { int64Array, readTensor, requireInteger, requireNumber, requireObject, requireOptions, requireString, wrongType } from './tensor.js';
 import type { DenseTensor, TensorLike } from './tensor.js';
 
 /** Where the core runs: `native` is Node's addon, `wasm` WebAssembly, `cuda` the addon with a GPU. */
@@ -182,10 +182,7 @@ export class KvPages extends ProfileMethods {
    */
   quantize(tensor: TensorLike | ArrayBufferView, spec: string | QuantizeOptions): QuantizedTensor {
     const options: Partial<QuantizeOptions> = typeof spec === 'string' ? { spec } : spec;
-    requireObject(options, 'spec');
-    for (const key of Object.keys(options)) {
-      if (!quantizeOptions.includes(key)) throw new TypeError(`spec.${key}: is no option; there are ${quantizeOptions.join(', ')}`);
-    }
+    requireOptions(options, 'spec', quantizeOptions);
     const raw = readTensor(tensor, 'tensor', { type: options.type, dims: options.dims });
     const { core, instance } = this.#session;
     const handle = core.handle(
@@ -232,7 +229,7 @@ export class KvPages extends ProfileMethods {
     readonly axis?: number;
     readonly block?: number;
   }): QuantizedTensor {
-    requireObject(parts, 'parts');
+    requireOptions(parts, 'parts', ['type', 'dims', 'codes', 'scales', 'zeroPoints', 'axis', 'block']);
     const { type, dims, codes, scales, zeroPoints, axis = -1, block = 0 } = parts;
     if (!ArrayBuffer.isView(codes)) throw wrongType('codes', 'must be a typed array', codes);
     if (zeroPoints !== undefined && !ArrayBuffer.isView(zeroPoints)) throw wrongType('zeroPoints', 'must be a typed array', zeroPoints);
@@ -272,7 +269,7 @@ export class KvPages extends ProfileMethods {
    * @param options.pageTokens tokens per page, 16 by default; the last page is as long as what is left
    */
   splitIntoPages(key: TensorLike, value: TensorLike, options: { readonly pageTokens?: number } = {}): PagedCache {
-    requireObject(options, 'options');
+    requireOptions(options, 'options', ['pageTokens']);
     return splitIntoPages(this.#session, key, value, options.pageTokens ?? 16);
   }
 

@@ -3,7 +3,7 @@
 import { bindWasm } from './bind-wasm.js';
 import { KvPagesError } from './errors.js';
 import type { Backend, BackendInfo, Loaded, LoadOptions, WasmSource } from './kv-pages.js';
-import { requireObject, requireString, wrongType } from './tensor.js';
+import { requireOptions, requireString, wrongType } from './tensor.js';
 
 const backendWords = ['auto', 'cuda', 'native', 'wasm'] as const;
 
@@ -22,7 +22,7 @@ export interface Environment {
 
 /** Chooses and binds a backend. The words and their order are the same everywhere; what there is differs. */
 export async function open(options: LoadOptions, environment: Environment): Promise<{ loaded: Loaded; kernels: string; maxBytes: number }> {
-  requireObject(options, 'options');
+  requireOptions(options, 'options', ['backend', 'kernels', 'maxBytes', 'wasm']);
   const backend = requireString(options.backend ?? (environment.backend || 'auto'), 'backend');
   const kernels = requireString(options.kernels ?? (environment.kernels || 'auto'), 'kernels');
   const maxBytes = options.maxBytes ?? 0;

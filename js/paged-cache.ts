@@ -6,7 +6,7 @@ import { Owned } from './owned.js';
 import type { Session } from './owned.js';
 import { QuantizedTensor, readContiguous } from './quantized-tensor.js';
 import type { TensorInfo } from './quantized-tensor.js';
-import { bytesOf, bytesPerElement, denseType, int64Array, requireInteger, requireNumber, requireObject, requireString, wrongType } from './tensor.js';
+import { bytesOf, bytesPerElement, denseType, int64Array, requireInteger, requireNumber, requireOptions, requireString, wrongType } from './tensor.js';
 import type { DenseTypeWord, TensorLike } from './tensor.js';
 
 /** A page as `PagedCache.pages` lists it. */
@@ -116,7 +116,7 @@ export class PagedCache extends Owned {
    * @throws KvPagesError `ERR_BUFFER` where `out` has another size
    */
   serialize(options: { readonly out?: ArrayBufferView } = {}): Uint8Array {
-    requireObject(options, 'options');
+    requireOptions(options, 'options', ['out']);
     const { core } = this.session;
     const bytes =
       options.out === undefined ? new Uint8Array(core.number('kvp_paged_serialized_size', this.handle)) : bytesOf(options.out, 'out');
@@ -146,13 +146,13 @@ export function quantizePagedCache(session: Session, cache: unknown, pageIndices
 type DestinationArguments = [keyScale: number, keyType: string, keyZero: number, valueScale: number, valueType: string, valueZero: number];
 
 function readDestinations(destinations: unknown): DestinationArguments {
-  requireObject(destinations, 'destinations');
+  requireOptions(destinations, 'destinations', ['key', 'value']);
   const { key, value } = destinations as Partial<Record<string, unknown>>;
   return [...readDestination(key, 'key'), ...readDestination(value, 'value')];
 }
 
 function readDestination(destination: unknown, argument: string): [scale: number, type: string, zero: number] {
-  requireObject(destination, argument);
+  requireOptions(destination, argument, ['type', 'scale', 'zeroPoint']);
   const { type, scale, zeroPoint = 0 } = destination as Partial<Destination>;
   const word = denseType(requireString(type, `${argument}.type`));
   const needsNoScale = scale === undefined && (word === 'f32' || word === 'f16' || word === 'bf16');
@@ -165,8 +165,10 @@ export async function quantizePagedCacheAsync(
   cache: unknown,
   pageIndices: unknown,
   destinations: unknown,
-  { signal, onProgress }: AsyncOptions = {},
+  options: AsyncOptions = {},
 ): Promise<PagedCache> {
+  requireOptions(options, 'options', ['signal', 'onProgress']);
+  const { signal, onProgress } = options;
   const handle = Owned.handleOf(cache, PagedCache, session, 'cache');
   const indices = int64Array(pageIndices, 'pageIndices');
   const words = readDestinations(destinations);
@@ -212,7 +214,8 @@ export function createPagedCache(session: Session, pages: unknown): PagedCache {
     let index = 0;
     for (const page of pages as Iterable<unknown>) {
       const at = `pages[${index++}]`;
-      requireObject(page, at);
+      // Of a page of another cache the capacity follows from its tensors.
+      requireOptions(page, at, ['key', 'value', 'start', 'length', 'capacity']);
       const { key, value, start = position, length } = page as Partial<PageSource>;
       requireNumber(start, `${at}.start`);
       if (length !== undefined) requireNumber(length, `${at}.length`);

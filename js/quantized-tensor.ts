@@ -3,7 +3,7 @@
 import { Owned } from './owned.js';
 import type { Session } from './owned.js';
 import { KvPagesError } from './errors.js';
-import { bytesPerElement, denseArray, denseType, int64Array, outputBytes, readTensor, requireNumber, requireObject, requireString } from './tensor.js';
+import { bytesPerElement, denseArray, denseType, int64Array, outputBytes, readTensor, requireNumber, requireOptions, requireString } from './tensor.js';
 import type { DenseTensor, DenseType, DenseTypeWord, RawTensor, TensorLike } from './tensor.js';
 
 /** What the core says of one tensor; `kv.quantize` and pages share the form. */
@@ -123,7 +123,7 @@ export class QuantizedTensor extends Owned {
    * @throws KvPagesError `ERR_BUFFER` (`out` has another size), `ERR_UNSUPPORTED` (opaque), `ERR_ARGUMENT`, `ERR_DISPOSED`
    */
   dequantize(options: DequantizeOptions = {}): DenseTensor {
-    requireObject(options, 'options');
+    requireOptions(options, 'options', ['type', 'start', 'end', 'out']);
     const word = options.type === undefined ? 'f32' : denseType(requireString(options.type, 'type'));
     const { out } = options;
     const start = options.start === undefined ? 0 : requireNumber(options.start, 'start');
@@ -144,6 +144,7 @@ export class QuantizedTensor extends Owned {
    * @throws KvPagesError `ERR_SHAPE` (other dims), `ERR_UNSUPPORTED` (opaque)
    */
   measure(source: TensorLike | QuantizedTensor, options: { readonly valid?: number } = {}): Figures {
+    requireOptions(options, 'options', ['valid']);
     const dense = source instanceof QuantizedTensor ? source.dequantize() : source;
     const { bytes, type, dims } = readContiguous(dense, 'source');
     const valid = options.valid === undefined ? this.dims[2] : requireNumber(options.valid, 'valid');

@@ -86,6 +86,14 @@ export function requireObject(value: unknown, argument: string): asserts value i
   if (typeof value !== 'object' || value === null) throw wrongType(argument, 'must be an object', value);
 }
 
+/** An object of options; a key that is none (a typing mistake) must not be passed over. */
+export function requireOptions(value: unknown, argument: string, options: readonly string[]): asserts value is object {
+  requireObject(value, argument);
+  for (const key of Object.keys(value)) {
+    if (!options.includes(key)) throw new TypeError(`${argument}.${key}: is no option; there are ${options.join(', ')}`);
+  }
+}
+
 export function requireString(value: unknown, argument: string): string {
   if (typeof value !== 'string') throw wrongType(argument, 'must be a string', value);
   return value;

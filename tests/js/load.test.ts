@@ -55,6 +55,7 @@ describe('load', () => {
 
   it('throws a TypeError for options of the wrong type', async () => {
     await expect(load(1 as never)).rejects.toThrow(new TypeError('options: must be an object, got 1'));
+    await expect(load({ bakend: 'wasm' } as never)).rejects.toThrow(new TypeError('options.bakend: is no option; there are backend, kernels, maxBytes, wasm'));
     await expect(load({ backend: 1 as never })).rejects.toThrow(new TypeError('backend: must be a string, got 1'));
     await expect(load({ maxBytes: '1' as never })).rejects.toThrow(new TypeError('maxBytes: must be a number, got "1"'));
     await expect(load({ backend: 'wasm', wasm: 5 as never })).rejects.toThrow(TypeError);

@@ -135,6 +135,17 @@ describe('quantizePagedCache', () => {
     expect(copy.page(0).key.kind).toBe('dense');
   });
 
+  it('passes over no key that it does not know', () => {
+    const cache = seedCache();
+    const call = (destinations: object) => () => cache.quantize([1], destinations as never);
+    expect(call({ ...int4AndUint4, valeu: 1 })).toThrow(new TypeError('destinations.valeu: is no option; there are key, value'));
+    expect(call({ ...int4AndUint4, key: { type: 'int4', scale: 1, zeropoint: 3 } })).toThrow(new TypeError('key.zeropoint: is no option; there are type, scale, zeroPoint'));
+    expect(call({ ...int4AndUint4, key: { type: 'int4' } })).toThrow(new TypeError('key.scale: must be a number, got undefined'));
+    expect(() => cache.serialize({ output: 1 } as never)).toThrow(new TypeError('options.output: is no option; there are out'));
+    // A page of another cache goes in as it is.
+    expect(kv.createPagedCache([cache.page(0)]).tokens).toBe(2);
+  });
+
   it('accepts an empty cache and an empty selection', () => {
     const empty = kv.createPagedCache();
     expect(empty.serialize()).toEqual(new Uint8Array(0));
