@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same test bodies in three places, and the tools once: Node with the addon, Node with WebAssembly, Chromium with WebAssembly.
+// The same test bodies in three places, and the tools once: Node with the addon, Node with WebAssembly, Chromium with
+// WebAssembly.
 import { playwright } from '@vitest/browser-playwright';
 import { defineConfig } from 'vitest/config';
 
@@ -15,7 +16,9 @@ export default defineConfig({
       { test: { name: 'tools', include: ['tests/{cli,readme,demo}/**/*.test.ts'], testTimeout: 60_000 } },
       {
         // For SharedArrayBuffer, which pages only get with these headers.
-        server: { headers: { 'Cross-Origin-Opener-Policy': 'same-origin', 'Cross-Origin-Embedder-Policy': 'require-corp' } },
+        server: {
+          headers: { 'Cross-Origin-Opener-Policy': 'same-origin', 'Cross-Origin-Embedder-Policy': 'require-corp' },
+        },
         optimizeDeps: { include: ['onnxruntime-common', 'protobufjs'] },
         test: {
           name: 'chromium-wasm',
@@ -28,7 +31,14 @@ export default defineConfig({
             provider: playwright({
               launchOptions: {
                 executablePath: chromium,
-                args: ['--no-sandbox', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'],
+                args: [
+                  '--no-sandbox',
+                  '--disable-quic',
+                  '--no-first-run',
+                  '--disable-background-networking',
+                  '--disable-component-update',
+                  '--disable-sync',
+                ],
               },
             }),
             instances: [{ browser: 'chromium' }],

@@ -8,7 +8,8 @@ import { KvPagesError } from './errors.js';
 export function bindAddon(addon: unknown): CoreFunctions {
   const native = addon as Record<string, CoreFunction>;
   for (const name of bootstrap.keys()) {
-    if (typeof native?.[name] !== 'function') throw new KvPagesError('ERR_BACKEND', `the addon does not export ${name}`);
+    if (typeof native?.[name] !== 'function')
+      throw new KvPagesError('ERR_BACKEND', `the addon does not export ${name}`);
   }
   const signatures = parseDescription(new Core(native).text('kvp_describe'));
   const bound: Record<string, CoreFunction> = {};

@@ -45,7 +45,8 @@ function bindInstance(exports: Exports): CoreFunctions {
     const bound: Record<string, CoreFunction> = {};
     for (const [name, signature] of signatures) {
       const native = exports[name];
-      if (typeof native !== 'function') throw new KvPagesError('ERR_BACKEND', `the WebAssembly module does not export ${name}`);
+      if (typeof native !== 'function')
+        throw new KvPagesError('ERR_BACKEND', `the WebAssembly module does not export ${name}`);
       bound[name] = bindFunction(exports, state, name, signature, native as (...args: number[]) => number);
     }
     return bound;
@@ -69,9 +70,15 @@ function bindFunction(
 ): CoreFunction {
   return (...args: Argument[]) => {
     if ('trap' in state) {
-      throw new KvPagesError('ERR_INTERNAL', `this instance stopped: ${String(state.trap)}; load() a new one`, {}, { cause: state.trap });
+      throw new KvPagesError(
+        'ERR_INTERNAL',
+        `this instance stopped: ${String(state.trap)}; load() a new one`,
+        {},
+        { cause: state.trap },
+      );
     }
-    if (args.length !== signature.length) throw new TypeError(`${name}: takes ${signature.length} arguments, got ${args.length}`);
+    if (args.length !== signature.length)
+      throw new TypeError(`${name}: takes ${signature.length} arguments, got ${args.length}`);
     const parts: Part[] = [];
     // Numbers for the call; of an array its offset in the arena, made a pointer once the arena is there.
     const slots: Array<{ value: number } | { part: Part | null; length: number }> = [];
@@ -84,7 +91,10 @@ function bindFunction(
         slots.push({ value });
         continue;
       }
-      const bytes = typeof value === 'string' ? encoder.encode(value) : new Uint8Array(value.buffer, value.byteOffset, value.byteLength);
+      const bytes =
+        typeof value === 'string'
+          ? encoder.encode(value)
+          : new Uint8Array(value.buffer, value.byteOffset, value.byteLength);
       const shape = letters.get(letter);
       const part = bytes.length === 0 ? null : { offset: total, bytes, output: shape?.output ?? false };
       if (part !== null) parts.push(part);
@@ -107,7 +117,9 @@ function bindFunction(
         for (const part of parts) if (!part.output) heap.set(part.bytes, base + part.offset);
       }
       const status = native(
-        ...slots.flatMap((slot) => ('value' in slot ? [slot.value] : [slot.part === null ? 0 : base + slot.part.offset, slot.length])),
+        ...slots.flatMap((slot) =>
+          'value' in slot ? [slot.value] : [slot.part === null ? 0 : base + slot.part.offset, slot.length],
+        ),
       );
       if (status === 0) {
         const heap = new Uint8Array(exports.memory.buffer);

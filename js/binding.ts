@@ -22,10 +22,12 @@ const arrays: ReadonlyArray<readonly [input: string, output: string, bytes: numb
   ['L', 'l', 8, 'BigInt64Array'],
 ];
 export const letters: ReadonlyMap<string, Letter> = new Map(
-  arrays.flatMap(([input, output, bytes, view]): Array<[string, Letter]> => [
-    [input, { bytes, view, output: false }],
-    [output, { bytes, view, output: true }],
-  ]),
+  arrays.flatMap(
+    ([input, output, bytes, view]): Array<[string, Letter]> => [
+      [input, { bytes, view, output: false }],
+      [output, { bytes, view, output: true }],
+    ],
+  ),
 );
 
 /** Lines "name letters" of `kvp_describe`. */
@@ -71,7 +73,11 @@ export class Core {
 
   call(name: string, ...args: Argument[]): void {
     const f = this.functions[name];
-    if (f === undefined) throw new KvPagesError('ERR_BACKEND', `the loaded core has no ${name}: it is of another version than this script`);
+    if (f === undefined)
+      throw new KvPagesError(
+        'ERR_BACKEND',
+        `the loaded core has no ${name}: it is of another version than this script`,
+      );
     if (f(...args) !== 0) throw this.lastError();
   }
 

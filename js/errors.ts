@@ -55,7 +55,10 @@ export class KvPagesError extends Error implements ErrorFields {
     Object.assign(this, fields);
   }
 
-  /** True for the errors of every copy of this class: `kvpages`, `kvpages/safetensors`, ES modules and CommonJS have their own. */
+  /**
+   * True for the errors of every copy of this class: `kvpages`, `kvpages/safetensors`, ES modules and CommonJS have
+   * their own.
+   */
   static override [Symbol.hasInstance](value: unknown): boolean {
     return Object.prototype.toString.call(value) === '[object Error]' && (value as Error).name === 'KvPagesError';
   }

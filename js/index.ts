@@ -42,10 +42,11 @@ export type { DequantizeOptions, Figures, TensorInfo } from './quantized-tensor.
 export type { DenseTensor, DenseType, DenseTypeWord, TensorData, TensorLike } from './tensor.js';
 
 /**
- * Loads the core and makes an instance of it, with kernels and a memory limit of its own. Browsers, workers, Deno, Bun and
- * edge runtimes get WebAssembly; Node gets the addon where it loads, else WebAssembly. `kv.backend`, `kv.kernels` and
- * `kv.reason` say what was chosen and why.
- * @throws KvPagesError `ERR_BACKEND` where a backend or kernels that were asked for cannot be had; nothing else is taken instead
+ * Loads the core and makes an instance of it, with kernels and a memory limit of its own. Browsers, workers, Deno,
+ * Bun and edge runtimes get WebAssembly; Node gets the addon where it loads, else WebAssembly. `kv.backend`,
+ * `kv.kernels` and `kv.reason` say what was chosen and why.
+ * @throws KvPagesError `ERR_BACKEND` where a backend or kernels that were asked for cannot be had; nothing else is
+ *   taken instead
  */
 export async function load(options: LoadOptions = {}): Promise<KvPages> {
   const { loaded, kernels, maxBytes } = await openHere(options);

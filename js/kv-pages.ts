@@ -5,12 +5,28 @@ import type { CoreFunctions } from './binding.js';
 import type { ErrorCode } from './errors.js';
 import { disposeSymbol, Owned } from './owned.js';
 import type { Session } from './owned.js';
-import { createPagedCache, PagedCache, parsePagedCache, quantizePagedCache, quantizePagedCacheAsync, splitIntoPages } from './paged-cache.js';
+import {
+  createPagedCache,
+  PagedCache,
+  parsePagedCache,
+  quantizePagedCache,
+  quantizePagedCacheAsync,
+  splitIntoPages,
+} from './paged-cache.js';
 import type { AsyncOptions, Destination, PageSource } from './paged-cache.js';
 import { ProfileMethods } from './profile.js';
 import { QuantizedTensor } from './quantized-tensor.js';
 import type { DequantizeOptions, Figures } from './quantized-tensor.js';
-import { int64Array, readTensor, requireInteger, requireNumber, requireObject, requireOptions, requireString, wrongType } from './tensor.js';
+import {
+  int64Array,
+  readTensor,
+  requireInteger,
+  requireNumber,
+  requireObject,
+  requireOptions,
+  requireString,
+  wrongType,
+} from './tensor.js';
 import type { DenseTensor, TensorLike } from './tensor.js';
 
 /** Where the core runs: `native` is Node's addon, `wasm` WebAssembly, `cuda` the addon with a GPU. */
@@ -22,12 +38,15 @@ export type Kernels = 'reference' | 'sse4' | 'avx2' | 'avx512' | 'neon' | 'wasm1
 export type WasmSource = string | URL | BufferSource | Response | WebAssembly.Module | PromiseLike<Response>;
 
 export interface LoadOptions {
-  /** `auto` (the default) takes the addon in Node where it loads and WebAssembly otherwise. Another word is that or an error.
+  /** `auto` (the default) takes the addon in Node where it loads and WebAssembly otherwise. Another word is that or an
+   * error.
    * In Node the environment variable `KVPAGES_BACKEND` stands in where the option is not given. */
   readonly backend?: 'auto' | Backend;
   /** `auto` (the default) takes the best that the processor has. `KVPAGES_KERNELS` stands in as for `backend`. */
   readonly kernels?: 'auto' | Kernels;
-  /** Most bytes that objects of this instance may hold together; 0 (the default) for no limit. Beyond it: `ERR_LIMIT`. */
+  /**
+   * Most bytes that objects of this instance may hold together; 0 (the default) for no limit. Beyond it: `ERR_LIMIT`.
+   */
   readonly maxBytes?: number;
   /** The WebAssembly module, where it is not beside the package's script: bundles, workerd, extensions. */
   readonly wasm?: WasmSource;
@@ -101,7 +120,18 @@ export interface QuantizeOptions {
   readonly hadamardRun?: string;
 }
 const coreOptions = ['overflow', 'global', 'rule', 'nonFinite', 'hadamardRun'] as const;
-const quantizeOptions: readonly string[] = ['spec', 'scale', 'scales', 'zeroPoint', 'zeroPoints', 'side', 'valid', 'type', 'dims', ...coreOptions];
+const quantizeOptions: readonly string[] = [
+  'spec',
+  'scale',
+  'scales',
+  'zeroPoint',
+  'zeroPoints',
+  'side',
+  'valid',
+  'type',
+  'dims',
+  ...coreOptions,
+];
 
 /** What a loader found out before an instance is made.
  * @internal */
@@ -159,7 +189,10 @@ export class KvPages extends ProfileMethods {
   }
   /** The core's error codes with their numbers in the C ABI. */
   get errorCodes(): Readonly<Record<ErrorCode, number>> {
-    return Object.fromEntries(Object.entries(this.#catalogue.status).filter(([, number]) => number !== 0)) as Record<ErrorCode, number>;
+    return Object.fromEntries(Object.entries(this.#catalogue.status).filter(([, number]) => number !== 0)) as Record<
+      ErrorCode,
+      number
+    >;
   }
 
   /** Every backend with the reason why it can or cannot be had here, and the kernels of the loaded core. */
@@ -175,10 +208,13 @@ export class KvPages extends ProfileMethods {
 
   /**
    * Encodes a tensor. Given scales:
-   * `kv.quantize(x, { spec: 'int4/tensor/given', scale: 0.25, zeroPoint: 0 })`; found scales: `kv.quantize(x, 'int8/token/64')`.
-   * @param tensor row-major `[batch, kv_heads, tokens, head_dim]`, fewer dims are padded with 1 in front; not changed, not kept
+   * `kv.quantize(x, { spec: 'int4/tensor/given', scale: 0.25, zeroPoint: 0 })`; found scales:
+   * `kv.quantize(x, 'int8/token/64')`.
+   * @param tensor row-major `[batch, kv_heads, tokens, head_dim]`, fewer dims are padded with 1 in front; not
+   *   changed, not kept
    * @param spec a spec string, a preset's name, or an object with a spec and options
-   * @throws KvPagesError `ERR_SPEC`, `ERR_SHAPE`, `ERR_NON_FINITE` (names the first index), `ERR_ARGUMENT`, `ERR_LIMIT`, `ERR_MEMORY`
+   * @throws KvPagesError `ERR_SPEC`, `ERR_SHAPE`, `ERR_NON_FINITE` (names the first index), `ERR_ARGUMENT`,
+   *   `ERR_LIMIT`, `ERR_MEMORY`
    */
   quantize(tensor: TensorLike | ArrayBufferView, spec: string | QuantizeOptions): QuantizedTensor {
     const options: Partial<QuantizeOptions> = typeof spec === 'string' ? { spec } : spec;
@@ -232,7 +268,8 @@ export class KvPages extends ProfileMethods {
     requireOptions(parts, 'parts', ['type', 'dims', 'codes', 'scales', 'zeroPoints', 'axis', 'block']);
     const { type, dims, codes, scales, zeroPoints, axis = -1, block = 0 } = parts;
     if (!ArrayBuffer.isView(codes)) throw wrongType('codes', 'must be a typed array', codes);
-    if (zeroPoints !== undefined && !ArrayBuffer.isView(zeroPoints)) throw wrongType('zeroPoints', 'must be a typed array', zeroPoints);
+    if (zeroPoints !== undefined && !ArrayBuffer.isView(zeroPoints))
+      throw wrongType('zeroPoints', 'must be a typed array', zeroPoints);
     const bytes = (view: ArrayBufferView) => new Uint8Array(view.buffer, view.byteOffset, view.byteLength);
     const handle = this.#session.core.handle(
       'kvp_payload_affine',
@@ -249,7 +286,11 @@ export class KvPages extends ProfileMethods {
   }
 
   /** The same as `tensor.measure(source)`: what an encoding lost against the tensor that it was made from. */
-  measure(tensor: QuantizedTensor, source: TensorLike | QuantizedTensor, options?: { readonly valid?: number }): Figures {
+  measure(
+    tensor: QuantizedTensor,
+    source: TensorLike | QuantizedTensor,
+    options?: { readonly valid?: number },
+  ): Figures {
     Owned.handleOf(tensor, QuantizedTensor, this.#session, 'tensor');
     return tensor.measure(source, options);
   }
@@ -283,13 +324,15 @@ export class KvPages extends ProfileMethods {
   }
 
   /**
-   * Converts the chosen pages (onnx-light's operator `QuantizePagedCache`): each side is decoded, then encoded with the given
-   * scale and zero point, or stored dense. Only valid tokens are read, unused rows become 0; all other pages are shared.
+   * Converts the chosen pages (onnx-light's operator `QuantizePagedCache`): each side is decoded, then encoded with
+   * the given scale and zero point, or stored dense. Only valid tokens are read, unused rows become 0; all other
+   * pages are shared.
    * @param cache not changed
    * @param pageIndices positions in `cache.pages`, each once, in any order; none is allowed
    * @param destinations what keys and what values become
    * @returns a new cache; every page of `cache` is checked first, and nothing is published on failure
-   * @throws KvPagesError `ERR_ARGUMENT`, `ERR_NON_FINITE`, `ERR_UNSUPPORTED`, `ERR_LIMIT` with `page` and `side` where known
+   * @throws KvPagesError `ERR_ARGUMENT`, `ERR_NON_FINITE`, `ERR_UNSUPPORTED`, `ERR_LIMIT` with `page` and `side`
+   *   where known
    */
   quantizePagedCache(
     cache: PagedCache,
@@ -299,7 +342,10 @@ export class KvPages extends ProfileMethods {
     return quantizePagedCache(this.#session, cache, pageIndices, destinations);
   }
 
-  /** `quantizePagedCache` page by page, letting events run between pages. The same result and the same errors, and `ERR_ABORTED`. */
+  /**
+   * `quantizePagedCache` page by page, letting events run between pages. The same result and the same errors, and
+   * `ERR_ABORTED`.
+   */
   quantizePagedCacheAsync(
     cache: PagedCache,
     pageIndices: Iterable<number | bigint>,
@@ -322,12 +368,18 @@ export class KvPages extends ProfileMethods {
 }
 
 /** One value for all, or a list of them. */
-function numbers(one: unknown, list: unknown, argument: string, require: (value: unknown, argument: string) => number): number[] {
+function numbers(
+  one: unknown,
+  list: unknown,
+  argument: string,
+  require: (value: unknown, argument: string) => number,
+): number[] {
   if (one !== undefined) {
     if (list !== undefined) throw new TypeError(`${argument}: give either one or a list, not both`);
     return [require(one, argument)];
   }
   if (list === undefined) return [];
-  if (typeof list !== 'object' || list === null || !(Symbol.iterator in list)) throw wrongType(`${argument}s`, 'must be an array of numbers', list);
+  if (typeof list !== 'object' || list === null || !(Symbol.iterator in list))
+    throw wrongType(`${argument}s`, 'must be an array of numbers', list);
   return Array.from(list as Iterable<unknown>, (value, i) => require(value, `${argument}s[${i}]`));
 }

@@ -8,7 +8,9 @@ import { requireOptions, requireString, wrongType } from './tensor.js';
 const backendWords = ['auto', 'cuda', 'native', 'wasm'] as const;
 
 /** Outcome of looking for a backend: its functions, or why there are none. */
-export type Attempt = { readonly functions: Loaded['functions']; readonly reason: string } | { readonly functions?: undefined; readonly reason: string };
+export type Attempt =
+  | { readonly functions: Loaded['functions']; readonly reason: string }
+  | { readonly functions?: undefined; readonly reason: string };
 
 export interface Environment {
   /** Stands in for options that are not given. */
@@ -21,7 +23,10 @@ export interface Environment {
 }
 
 /** Chooses and binds a backend. The words and their order are the same everywhere; what there is differs. */
-export async function open(options: LoadOptions, environment: Environment): Promise<{ loaded: Loaded; kernels: string; maxBytes: number }> {
+export async function open(
+  options: LoadOptions,
+  environment: Environment,
+): Promise<{ loaded: Loaded; kernels: string; maxBytes: number }> {
   requireOptions(options, 'options', ['backend', 'kernels', 'maxBytes', 'wasm']);
   const backend = requireString(options.backend ?? (environment.backend || 'auto'), 'backend');
   const kernels = requireString(options.kernels ?? (environment.kernels || 'auto'), 'kernels');
@@ -44,13 +49,21 @@ export async function open(options: LoadOptions, environment: Environment): Prom
     if (attempt.functions === undefined) continue;
     const others = wanted.slice(0, wanted.indexOf(name)).map((other) => `${other}: ${attempts.get(other)!.reason}`);
     return {
-      loaded: { functions: attempt.functions, backend: name, reason: [attempt.reason, ...others].join('; '), backends: listOf(attempts) },
+      loaded: {
+        functions: attempt.functions,
+        backend: name,
+        reason: [attempt.reason, ...others].join('; '),
+        backends: listOf(attempts),
+      },
       kernels,
       maxBytes,
     };
   }
   const reasons = wanted.map((name) => `${name}: ${attempts.get(name)!.reason}`).join('; ');
-  throw new KvPagesError('ERR_BACKEND', `backend: '${backend}' is not available here (${reasons})`, { argument: 'backend', actual: backend });
+  throw new KvPagesError('ERR_BACKEND', `backend: '${backend}' is not available here (${reasons})`, {
+    argument: 'backend',
+    actual: backend,
+  });
 }
 
 function listOf(attempts: ReadonlyMap<Backend, Attempt>): BackendInfo[] {
@@ -73,7 +86,10 @@ async function openWasm(source: WasmSource | undefined, environment: Environment
 }
 
 /** Compiles a module from what `load({ wasm })` takes; a location is read by `fetchLocation`. */
-export async function compile(source: WasmSource, fetchLocation: (location: string | URL) => Promise<Response | BufferSource>): Promise<WebAssembly.Module> {
+export async function compile(
+  source: WasmSource,
+  fetchLocation: (location: string | URL) => Promise<Response | BufferSource>,
+): Promise<WebAssembly.Module> {
   const given = await source;
   if (Object.prototype.toString.call(given) === '[object WebAssembly.Module]') return given as WebAssembly.Module;
   const found = typeof given === 'string' || given instanceof URL ? await fetchLocation(given) : given;

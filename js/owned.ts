@@ -14,7 +14,8 @@ export interface Session {
 }
 
 // Node 20 and current browsers have the symbol; elsewhere the method is reachable as dispose() alone.
-export const disposeSymbol: typeof Symbol.dispose = Symbol.dispose ?? (Symbol.for('Symbol.dispose') as typeof Symbol.dispose);
+export const disposeSymbol: typeof Symbol.dispose =
+  Symbol.dispose ?? (Symbol.for('Symbol.dispose') as typeof Symbol.dispose);
 
 const backstop = new FinalizationRegistry<{ core: Core; handle: number }>(({ core, handle }) => {
   try {
@@ -65,15 +66,24 @@ export abstract class Owned {
 
   /** Handle of an object that a caller passed; 0, which the core calls disposed, after dispose.
    * @internal */
-  static handleOf<T extends Owned>(object: unknown, type: abstract new (...args: never[]) => T, session: Session, argument: string): number {
+  static handleOf<T extends Owned>(
+    object: unknown,
+    type: abstract new (...args: never[]) => T,
+    session: Session,
+    argument: string,
+  ): number {
     if (!(object instanceof type)) throw wrongType(argument, `must be a ${type.name}`, object);
     const owned: Owned = object;
     if (owned.#session !== session) {
-      throw new KvPagesError('ERR_ARGUMENT', `${argument}: must be of this instance, got one of another load() (${owned.#session.backend})`, {
-        argument,
-        expected: `an object of this ${session.backend} instance`,
-        actual: `an object of another ${owned.#session.backend} instance`,
-      });
+      throw new KvPagesError(
+        'ERR_ARGUMENT',
+        `${argument}: must be of this instance, got one of another load() (${owned.#session.backend})`,
+        {
+          argument,
+          expected: `an object of this ${session.backend} instance`,
+          actual: `an object of another ${owned.#session.backend} instance`,
+        },
+      );
     }
     return owned.#handle;
   }

@@ -6,7 +6,17 @@ import { Owned } from './owned.js';
 import type { Session } from './owned.js';
 import { QuantizedTensor, readContiguous } from './quantized-tensor.js';
 import type { TensorInfo } from './quantized-tensor.js';
-import { bytesOf, bytesPerElement, denseType, int64Array, requireInteger, requireNumber, requireOptions, requireString, wrongType } from './tensor.js';
+import {
+  bytesOf,
+  bytesPerElement,
+  denseType,
+  int64Array,
+  requireInteger,
+  requireNumber,
+  requireOptions,
+  requireString,
+  wrongType,
+} from './tensor.js';
 import type { DenseTypeWord, TensorLike } from './tensor.js';
 
 /** A page as `PagedCache.pages` lists it. */
@@ -61,8 +71,8 @@ export interface AsyncOptions {
 }
 
 /**
- * Pages of keys and values, each side of each page dense or encoded by itself. Operations give new caches, which share all
- * pages that did not change; a cache once made stays as it is. The form of onnx-light's `PagedCacheProto`.
+ * Pages of keys and values, each side of each page dense or encoded by itself. Operations give new caches, which
+ * share all pages that did not change; a cache once made stays as it is. The form of onnx-light's `PagedCacheProto`.
  */
 export class PagedCache extends Owned {
   #info: { name?: string; docString?: string; pages: readonly PageInfo[] } | undefined;
@@ -98,7 +108,8 @@ export class PagedCache extends Owned {
   /** The tensors of page `index`. @throws KvPagesError `ERR_ARGUMENT` where there is no such page */
   page(index: number): Page {
     requireNumber(index, 'page');
-    const side = (name: string) => new QuantizedTensor(this.session, this.session.core.handle('kvp_paged_payload', this.handle, index, name));
+    const side = (name: string) =>
+      new QuantizedTensor(this.session, this.session.core.handle('kvp_paged_payload', this.handle, index, name));
     const key = side('key');
     const value = side('value');
     const { start, length, capacity } = this.pages[index]!;
@@ -106,7 +117,10 @@ export class PagedCache extends Owned {
   }
 
   /** The same as `kv.quantizePagedCache(this, pageIndices, destinations)`. */
-  quantize(pageIndices: Iterable<number | bigint>, destinations: { readonly key: Destination; readonly value: Destination }): PagedCache {
+  quantize(
+    pageIndices: Iterable<number | bigint>,
+    destinations: { readonly key: Destination; readonly value: Destination },
+  ): PagedCache {
     return quantizePagedCache(this.session, this, pageIndices, destinations);
   }
 
@@ -119,7 +133,9 @@ export class PagedCache extends Owned {
     requireOptions(options, 'options', ['out']);
     const { core } = this.session;
     const bytes =
-      options.out === undefined ? new Uint8Array(core.number('kvp_paged_serialized_size', this.handle)) : bytesOf(options.out, 'out');
+      options.out === undefined
+        ? new Uint8Array(core.number('kvp_paged_serialized_size', this.handle))
+        : bytesOf(options.out, 'out');
     core.call('kvp_paged_serialize', this.handle, bytes);
     return bytes;
   }
@@ -136,14 +152,26 @@ export function parsePagedCache(session: Session, bytes: unknown): PagedCache {
 }
 
 /** @internal */
-export function quantizePagedCache(session: Session, cache: unknown, pageIndices: unknown, destinations: unknown): PagedCache {
+export function quantizePagedCache(
+  session: Session,
+  cache: unknown,
+  pageIndices: unknown,
+  destinations: unknown,
+): PagedCache {
   const handle = Owned.handleOf(cache, PagedCache, session, 'cache');
   const indices = int64Array(pageIndices, 'pageIndices');
   const { core } = session;
   return new PagedCache(session, core.handle('kvp_paged_quantize', handle, indices, ...readDestinations(destinations)));
 }
 
-type DestinationArguments = [keyScale: number, keyType: string, keyZero: number, valueScale: number, valueType: string, valueZero: number];
+type DestinationArguments = [
+  keyScale: number,
+  keyType: string,
+  keyZero: number,
+  valueScale: number,
+  valueType: string,
+  valueZero: number,
+];
 
 function readDestinations(destinations: unknown): DestinationArguments {
   requireOptions(destinations, 'destinations', ['key', 'value']);
@@ -156,7 +184,11 @@ function readDestination(destination: unknown, argument: string): [scale: number
   const { type, scale, zeroPoint = 0 } = destination as Partial<Destination>;
   const word = denseType(requireString(type, `${argument}.type`));
   const needsNoScale = scale === undefined && (word === 'f32' || word === 'f16' || word === 'bf16');
-  return [needsNoScale ? 1 : requireNumber(scale, `${argument}.scale`), word, requireInteger(zeroPoint, `${argument}.zeroPoint`)];
+  return [
+    needsNoScale ? 1 : requireNumber(scale, `${argument}.scale`),
+    word,
+    requireInteger(zeroPoint, `${argument}.zeroPoint`),
+  ];
 }
 
 /** @internal */
@@ -195,7 +227,13 @@ export async function quantizePagedCacheAsync(
 }
 
 function throwIfAborted(signal: AbortSignal | undefined, done: number): void {
-  if (signal?.aborted) throw new KvPagesError('ERR_ABORTED', `aborted after ${done} pages; nothing has changed`, {}, { cause: signal.reason });
+  if (signal?.aborted)
+    throw new KvPagesError(
+      'ERR_ABORTED',
+      `aborted after ${done} pages; nothing has changed`,
+      {},
+      { cause: signal.reason },
+    );
 }
 
 /** Lets timers, events and rendering run. */
@@ -206,7 +244,8 @@ function pause(): Promise<void> {
 
 /** @internal */
 export function createPagedCache(session: Session, pages: unknown): PagedCache {
-  if (typeof pages !== 'object' || pages === null || !(Symbol.iterator in pages)) throw wrongType('pages', 'must be an array of pages', pages);
+  if (typeof pages !== 'object' || pages === null || !(Symbol.iterator in pages))
+    throw wrongType('pages', 'must be an array of pages', pages);
   const { core } = session;
   const cache = core.handle('kvp_paged_create', session.instance);
   try {
@@ -234,8 +273,16 @@ export function createPagedCache(session: Session, pages: unknown): PagedCache {
   return new PagedCache(session, cache);
 }
 
-/** Calls `use` with a handle of the tensor; one that was made for it is given up afterwards (pages keep what they share). */
-function withPayload(session: Session, tensor: unknown, argument: string, use: (handle: number, capacity: number) => void): void {
+/**
+ * Calls `use` with a handle of the tensor; one that was made for it is given up afterwards (pages keep what they
+ * share).
+ */
+function withPayload(
+  session: Session,
+  tensor: unknown,
+  argument: string,
+  use: (handle: number, capacity: number) => void,
+): void {
   if (tensor instanceof QuantizedTensor) {
     use(Owned.handleOf(tensor, QuantizedTensor, session, argument), tensor.dims[2]);
     return;
@@ -256,7 +303,8 @@ function densePayload(core: Core, instance: number, raw: ReturnType<typeof readC
 /** @internal */
 export function splitIntoPages(session: Session, key: unknown, value: unknown, pageTokens: unknown): PagedCache {
   const tokensPerPage = requireInteger(pageTokens, 'pageTokens');
-  if (tokensPerPage < 1) throw new KvPagesError('ERR_ARGUMENT', `pageTokens: must be > 0, got ${tokensPerPage}`, { argument: 'pageTokens' });
+  if (tokensPerPage < 1)
+    throw new KvPagesError('ERR_ARGUMENT', `pageTokens: must be > 0, got ${tokensPerPage}`, { argument: 'pageTokens' });
   const sides = [sliceTokens(key, 'key'), sliceTokens(value, 'value')] as const;
   const [keyTokens, valueTokens] = [sides[0].tokens, sides[1].tokens];
   if (keyTokens !== valueTokens) {
@@ -274,15 +322,22 @@ export function splitIntoPages(session: Session, key: unknown, value: unknown, p
   return createPagedCache(session, pages);
 }
 
-function sliceTokens(tensor: unknown, argument: string): { tokens: number; slice(start: number, end: number): TensorLike } {
+function sliceTokens(
+  tensor: unknown,
+  argument: string,
+): { tokens: number; slice(start: number, end: number): TensorLike } {
   const { bytes, type, dims } = readContiguous(tensor, argument);
   const [width = 1, tokens = 1] = [...dims].reverse();
   const rowBytes = width * bytesPerElement(type);
   const heads = dims.slice(0, -2).reduce((product, dim) => product * dim, 1);
   if (dims.length < 2 || dims.length > 4 || bytes.length !== heads * tokens * rowBytes) {
-    throw new KvPagesError('ERR_SHAPE', `${argument}: needs 2 to 4 dims [batch, kv_heads, tokens, head_dim] that fit its ${bytes.length} bytes of ${type}, got [${dims}]`, {
-      argument,
-    });
+    throw new KvPagesError(
+      'ERR_SHAPE',
+      `${argument}: needs 2 to 4 dims [batch, kv_heads, tokens, head_dim] for ${bytes.length} bytes of ${type}, got [${dims}]`,
+      {
+        argument,
+      },
+    );
   }
   return {
     tokens,

@@ -3,12 +3,24 @@
 import { Owned } from './owned.js';
 import type { Session } from './owned.js';
 import { KvPagesError } from './errors.js';
-import { bytesPerElement, denseArray, denseType, int64Array, outputBytes, readTensor, requireNumber, requireOptions, requireString } from './tensor.js';
+import {
+  bytesPerElement,
+  denseArray,
+  denseType,
+  int64Array,
+  outputBytes,
+  readTensor,
+  requireNumber,
+  requireOptions,
+  requireString,
+} from './tensor.js';
 import type { DenseTensor, DenseType, DenseTypeWord, RawTensor, TensorLike } from './tensor.js';
 
 /** What the core says of one tensor; `kv.quantize` and pages share the form. */
 export interface TensorInfo {
-  /** `dense`: elements; `encoded`: codes with scales; `opaque`: an encoding that this version carries but cannot read. */
+  /**
+   * `dense`: elements; `encoded`: codes with scales; `opaque`: an encoding that this version carries but cannot read.
+   */
   readonly kind: 'dense' | 'encoded' | 'opaque';
   /** In words, for messages and tables: `f16`, `int4/tensor/given/f32`, `opaque (Q4_K)`. */
   readonly format: string;
@@ -57,13 +69,16 @@ export interface DequantizeOptions {
   readonly start?: number;
   /** Token after the last one; all by default. */
   readonly end?: number;
-  /** Array to write into, of exactly batch * kv_heads * (end - start) * head_dim elements of `type`. Left as it was on failure. */
+  /**
+   * Array to write into, of exactly batch * kv_heads * (end - start) * head_dim elements of `type`. Left as it was on
+   * failure.
+   */
   readonly out?: ArrayBufferView;
 }
 
 /**
- * An immutable tensor in the core's memory, made by `kv.quantize` or taken from a page. Holds memory until `dispose` (or the
- * garbage collector) gives it back.
+ * An immutable tensor in the core's memory, made by `kv.quantize` or taken from a page. Holds memory until `dispose`
+ * (or the garbage collector) gives it back.
  */
 export class QuantizedTensor extends Owned {
   #info: TensorInfo | undefined;
@@ -101,12 +116,15 @@ export class QuantizedTensor extends Owned {
   get codes(): Uint8Array {
     return this.#array('codes');
   }
-  /** Copy of the scales: `Float32Array` for scale-type f32, `Uint16Array` of bit patterns for f16 and bf16, else code bytes. */
+  /**
+   * Copy of the scales: `Float32Array` for scale-type f32, `Uint16Array` of bit patterns for f16 and bf16, else code
+   * bytes.
+   */
   get scales(): Float32Array | Uint16Array | Uint8Array {
     return typedScales(this.#array('scales'), this.#scaleType);
   }
-  /** Copy of the zero points, one per scale: `Int8Array` for signed codes, else `Uint8Array`; of calibration `kivi` the minima,
-   * in the scales' type. Empty where all are 0. */
+  /** Copy of the zero points, one per scale: `Int8Array` for signed codes, else `Uint8Array`; of calibration `kivi` the
+   * minima, in the scales' type. Empty where all are 0. */
   get zeroPoints(): Int8Array | Uint8Array | Uint16Array | Float32Array {
     const bytes = this.#array('zeros');
     if (this.spec?.split('/').includes('kivi')) return typedScales(bytes, this.#scaleType);
@@ -120,7 +138,8 @@ export class QuantizedTensor extends Owned {
   /**
    * Decodes tokens `[start, end)` of every batch and head.
    * @returns a dense tensor `[batch, kv_heads, end - start, head_dim]`; its `data` is `out` where that was given.
-   * @throws KvPagesError `ERR_BUFFER` (`out` has another size), `ERR_UNSUPPORTED` (opaque), `ERR_ARGUMENT`, `ERR_DISPOSED`
+   * @throws KvPagesError `ERR_BUFFER` (`out` has another size), `ERR_UNSUPPORTED` (opaque), `ERR_ARGUMENT`,
+   *   `ERR_DISPOSED`
    */
   dequantize(options: DequantizeOptions = {}): DenseTensor {
     requireOptions(options, 'options', ['type', 'start', 'end', 'out']);
@@ -134,13 +153,20 @@ export class QuantizedTensor extends Owned {
     // A range or type that the core will refuse needs no memory.
     const possible = rows <= tokens && Number.isInteger(rows) && bytesPerElement(type) > 0;
     const bytes =
-      out === undefined ? new Uint8Array(possible ? batch * heads * rows * width * bytesPerElement(type) : 0) : outputBytes(out, word, 'out');
+      out === undefined
+        ? new Uint8Array(possible ? batch * heads * rows * width * bytesPerElement(type) : 0)
+        : outputBytes(out, word, 'out');
     this.session.core.call('kvp_dequantize', this.handle, start, end, word, bytes);
-    return { type, dims: [batch, heads, rows, width], data: out === undefined ? denseArray(type, bytes) : (out as DenseTensor['data']) };
+    return {
+      type,
+      dims: [batch, heads, rows, width],
+      data: out === undefined ? denseArray(type, bytes) : (out as DenseTensor['data']),
+    };
   }
 
   /**
-   * Compares the first `valid` tokens (all by default) with the dense tensor that they were made from, of the same dims.
+   * Compares the first `valid` tokens (all by default) with the dense tensor that they were made from, of the same
+   * dims.
    * @throws KvPagesError `ERR_SHAPE` (other dims), `ERR_UNSUPPORTED` (opaque)
    */
   measure(source: TensorLike | QuantizedTensor, options: { readonly valid?: number } = {}): Figures {
@@ -150,7 +176,14 @@ export class QuantizedTensor extends Owned {
     const valid = options.valid === undefined ? this.dims[2] : requireNumber(options.valid, 'valid');
     const figures = new Float64Array(6);
     this.session.core.call('kvp_measure', this.handle, bytes, type, int64Array(dims, 'source.dims'), valid, figures);
-    const [rmse, maxError, sqnr, signalRms, saturated, elements] = figures as unknown as [number, number, number, number, number, number];
+    const [rmse, maxError, sqnr, signalRms, saturated, elements] = figures as unknown as [
+      number,
+      number,
+      number,
+      number,
+      number,
+      number,
+    ];
     return { rmse, maxError, sqnr, signalRms, saturated, elements };
   }
 
@@ -167,20 +200,36 @@ export class QuantizedTensor extends Owned {
 }
 
 function typedScales(bytes: Uint8Array<ArrayBuffer>, type: string): Float32Array | Uint16Array | Uint8Array {
-  return type === 'f32' ? new Float32Array(bytes.buffer) : type === 'f16' || type === 'bf16' ? new Uint16Array(bytes.buffer) : bytes;
+  return type === 'f32'
+    ? new Float32Array(bytes.buffer)
+    : type === 'f16' || type === 'bf16'
+      ? new Uint16Array(bytes.buffer)
+      : bytes;
 }
 
 /** A tensor whose elements lie one after the other: a strided one is gathered. */
-export function readContiguous(tensor: unknown, argument: string, fallback?: Parameters<typeof readTensor>[2]): Omit<RawTensor, 'strides'> {
+export function readContiguous(
+  tensor: unknown,
+  argument: string,
+  fallback?: Parameters<typeof readTensor>[2],
+): Omit<RawTensor, 'strides'> {
   const { bytes, type, dims, strides } = readTensor(tensor, argument, fallback);
   if (strides.length === 0) return { bytes, type, dims };
   const size = bytesPerElement(type);
   const count = dims.reduce((product, dim) => product * dim, 1);
   const last = dims.reduce((sum, dim, axis) => sum + (dim - 1) * strides[axis]!, 0);
-  if (strides.length !== dims.length || strides.some((stride) => !(stride >= 0)) || !(count === 0 || (last + 1) * size <= bytes.length)) {
-    throw new KvPagesError('ERR_SHAPE', `${argument}: strides must be one per dim, not negative and within the data, got [${strides}] for [${dims}]`, {
-      argument,
-    });
+  if (
+    strides.length !== dims.length ||
+    strides.some((stride) => !(stride >= 0)) ||
+    !(count === 0 || (last + 1) * size <= bytes.length)
+  ) {
+    throw new KvPagesError(
+      'ERR_SHAPE',
+      `${argument}: strides must be one per dim, not negative and within the data, got [${strides}] for [${dims}]`,
+      {
+        argument,
+      },
+    );
   }
   const gathered = new Uint8Array(count * size);
   const index = dims.map(() => 0);

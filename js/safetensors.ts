@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reader of safetensors files: an 8-byte little-endian header length, a JSON header, then the tensors' bytes. Gives views,
-// copies nothing that is aligned. Also public as `kvpages/safetensors`.
+// Reader of safetensors files: an 8-byte little-endian header length, a JSON header, then the tensors' bytes. Gives
+// views, copies nothing that is aligned. Also public as `kvpages/safetensors`.
 import { KvPagesError } from './errors.js';
 import { bytesOf } from './tensor.js';
 
@@ -48,12 +48,16 @@ const types: Readonly<Record<string, readonly [bytes: number, view: View]>> = {
 const lengthBytes = 8;
 
 function corrupt(message: string, byteOffset: number): KvPagesError {
-  return new KvPagesError('ERR_CORRUPT', `safetensors: ${message} at byte ${byteOffset}`, { argument: 'bytes', byteOffset });
+  return new KvPagesError('ERR_CORRUPT', `safetensors: ${message} at byte ${byteOffset}`, {
+    argument: 'bytes',
+    byteOffset,
+  });
 }
 
 /** Bytes of length field and header, from the first 8 bytes of a file. */
 export function safetensorsHeaderBytes(start: Uint8Array): number {
-  if (start.length < lengthBytes) throw corrupt(`the file ends within its header length, it has ${start.length} bytes`, start.length);
+  if (start.length < lengthBytes)
+    throw corrupt(`the file ends within its header length, it has ${start.length} bytes`, start.length);
   const length = new DataView(start.buffer, start.byteOffset, lengthBytes).getBigUint64(0, true);
   // 100 MB is the format's own limit.
   if (length < 2n || length > 100_000_000n) throw corrupt(`the header length must be 2 to 100000000, got ${length}`, 0);
@@ -75,7 +79,8 @@ export function readSafetensorsHeader(start: ArrayBufferLike | ArrayBufferView, 
   } catch (error) {
     throw corrupt(`the header is no JSON (${String(error)})`, lengthBytes);
   }
-  if (typeof header !== 'object' || header === null || Array.isArray(header)) throw corrupt('the header is no object', lengthBytes);
+  if (typeof header !== 'object' || header === null || Array.isArray(header))
+    throw corrupt('the header is no object', lengthBytes);
   const { __metadata__: metadata = {}, ...entries } = header as Record<string, unknown>;
   const tensors = new Map<string, SafeTensor>();
   for (const [name, entry] of Object.entries(entries)) {
@@ -87,22 +92,36 @@ export function readSafetensorsHeader(start: ArrayBufferLike | ArrayBufferView, 
 function readEntry(name: string, entry: unknown, headerBytes: number, fileBytes: number): SafeTensor {
   const { dtype, shape, data_offsets: offsets } = (entry ?? {}) as Record<string, unknown>;
   const isCount = (value: unknown): value is number => Number.isSafeInteger(value) && (value as number) >= 0;
-  if (typeof dtype !== 'string' || !Array.isArray(shape) || !Array.isArray(offsets) || offsets.length !== 2 || ![...shape, ...offsets].every(isCount)) {
+  if (
+    typeof dtype !== 'string' ||
+    !Array.isArray(shape) ||
+    !Array.isArray(offsets) ||
+    offsets.length !== 2 ||
+    ![...shape, ...offsets].every(isCount)
+  ) {
     throw corrupt(`tensor '${name}' needs dtype, shape and data_offsets`, lengthBytes);
   }
   const type = dtype.toLowerCase();
   const size = types[type]?.[0];
   if (size === undefined) {
-    throw new KvPagesError('ERR_UNSUPPORTED', `safetensors: tensor '${name}' has the unknown type ${dtype}`, { argument: 'bytes', actual: dtype });
+    throw new KvPagesError('ERR_UNSUPPORTED', `safetensors: tensor '${name}' has the unknown type ${dtype}`, {
+      argument: 'bytes',
+      actual: dtype,
+    });
   }
   const [begin, end] = [headerBytes + (offsets[0] as number), headerBytes + (offsets[1] as number)];
   const need = (shape as number[]).reduce((product, dim) => product * dim, size);
-  if (end < begin || end > fileBytes) throw corrupt(`tensor '${name}' ends at ${end}, the file at ${fileBytes},`, begin);
-  if (end - begin !== need) throw corrupt(`tensor '${name}' needs ${need} bytes for ${dtype} [${shape}], has ${end - begin},`, begin);
+  if (end < begin || end > fileBytes)
+    throw corrupt(`tensor '${name}' ends at ${end}, the file at ${fileBytes},`, begin);
+  if (end - begin !== need)
+    throw corrupt(`tensor '${name}' needs ${need} bytes for ${dtype} [${shape}], has ${end - begin},`, begin);
   return { name, type, dims: shape as number[], begin, end };
 }
 
-/** A tensor's elements from its bytes: a view where the address allows, else a copy. f16 and bf16 are `Uint16Array`s of bits. */
+/**
+ * A tensor's elements from its bytes: a view where the address allows, else a copy. f16 and bf16 are `Uint16Array`s
+ * of bits.
+ */
 export function safetensorsData(tensor: SafeTensor, bytes: Uint8Array): ArrayBufferView {
   const [size, View] = types[tensor.type]!;
   const source = bytes.byteOffset % size === 0 ? bytes : bytes.slice();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors as callers have them, read into bytes, type, dims and strides. Only JavaScript types are judged here; what the
-// values mean is the core's business.
+// Tensors as callers have them, read into bytes, type, dims and strides. Only JavaScript types are judged here; what
+// the values mean is the core's business.
 import { KvPagesError } from './errors.js';
 import { viewName } from './binding.js';
 
@@ -10,7 +10,10 @@ export type DenseType = 'f32' | 'f16' | 'bf16';
 /** A word for an element type: the library's own or onnxruntime's. */
 export type DenseTypeWord = DenseType | 'float32' | 'float16' | 'bfloat16';
 
-/** Memory that a tensor may lie in. 16-bit floats are a `Uint16Array` of bit patterns, or a `Float16Array` where there is one. */
+/**
+ * Memory that a tensor may lie in. 16-bit floats are a `Uint16Array` of bit patterns, or a `Float16Array` where there
+ * is one.
+ */
 export type TensorData = ArrayBufferView | ArrayBufferLike;
 
 /**
@@ -32,8 +35,8 @@ export interface TensorLike {
   readonly byteOffset?: number;
 }
 
-/** A dense tensor as this package returns it. `data` is a `Float32Array` for f32, a `Float16Array` (a `Uint16Array` where there
- * is none) for f16, a `Uint16Array` of bit patterns for bf16. */
+/** A dense tensor as this package returns it. `data` is a `Float32Array` for f32, a `Float16Array` (a `Uint16Array`
+ * where there is none) for f16, a `Uint16Array` of bit patterns for bf16. */
 export interface DenseTensor {
   readonly type: DenseType;
   readonly dims: readonly [batch: number, kvHeads: number, tokens: number, headDim: number];
@@ -55,9 +58,20 @@ export interface RawTensor {
   readonly strides: readonly number[];
 }
 
-const aliases: Readonly<Record<string, DenseType>> = { f32: 'f32', float32: 'f32', f16: 'f16', float16: 'f16', bf16: 'bf16', bfloat16: 'bf16' };
+const aliases: Readonly<Record<string, DenseType>> = {
+  f32: 'f32',
+  float32: 'f32',
+  f16: 'f16',
+  float16: 'f16',
+  bf16: 'bf16',
+  bfloat16: 'bf16',
+};
 const elementBytes: Readonly<Record<DenseType, number>> = { f32: 4, f16: 2, bf16: 2 };
-const viewTypes: Readonly<Record<string, readonly DenseType[]>> = { Float32Array: ['f32'], Float16Array: ['f16'], Uint16Array: ['f16', 'bf16'] };
+const viewTypes: Readonly<Record<string, readonly DenseType[]>> = {
+  Float32Array: ['f32'],
+  Float16Array: ['f16'],
+  Uint16Array: ['f16', 'bf16'],
+};
 
 /** The library's word for a dense type; the word itself where it is none, for the core to refuse. */
 export function denseType(word: string): string {
@@ -73,7 +87,10 @@ export function describeValue(value: unknown): string {
   if (value === null || value === undefined) return String(value);
   if (ArrayBuffer.isView(value)) return viewName(value);
   if (Array.isArray(value)) return 'an array';
-  if (typeof value === 'object') return value.constructor?.name ? `${/^[AEIO]/.test(value.constructor.name) ? 'an' : 'a'} ${value.constructor.name}` : 'an object';
+  if (typeof value === 'object')
+    return value.constructor?.name
+      ? `${/^[AEIO]/.test(value.constructor.name) ? 'an' : 'a'} ${value.constructor.name}`
+      : 'an object';
   if (typeof value === 'string') return JSON.stringify(value);
   return typeof value === 'number' || typeof value === 'boolean' ? String(value) : `a ${typeof value}`;
 }
@@ -90,7 +107,8 @@ export function requireObject(value: unknown, argument: string): asserts value i
 export function requireOptions(value: unknown, argument: string, options: readonly string[]): asserts value is object {
   requireObject(value, argument);
   for (const key of Object.keys(value)) {
-    if (!options.includes(key)) throw new TypeError(`${argument}.${key}: is no option; there are ${options.join(', ')}`);
+    if (!options.includes(key))
+      throw new TypeError(`${argument}.${key}: is no option; there are ${options.join(', ')}`);
   }
 }
 
@@ -106,7 +124,8 @@ export function requireNumber(value: unknown, argument: string): number {
 
 /** An integer that the core's int32 holds; whether it is in range there is the core's question. */
 export function requireInteger(value: unknown, argument: string): number {
-  if (typeof value !== 'number' || (value | 0) !== value) throw wrongType(argument, 'must be an integer of 32 bits', value);
+  if (typeof value !== 'number' || (value | 0) !== value)
+    throw wrongType(argument, 'must be an integer of 32 bits', value);
   return value;
 }
 
@@ -118,7 +137,8 @@ export function int64Array(values: unknown, argument: string): BigInt64Array {
   return BigInt64Array.from(
     Array.from(values as Iterable<unknown>, (value, i) => {
       if (typeof value === 'bigint' && BigInt.asIntN(64, value) === value) return value;
-      if (typeof value !== 'number' || !Number.isSafeInteger(value)) throw wrongType(`${argument}[${i}]`, 'must be an integer', value);
+      if (typeof value !== 'number' || !Number.isSafeInteger(value))
+        throw wrongType(`${argument}[${i}]`, 'must be an integer', value);
       return BigInt(value);
     }),
   );
@@ -127,7 +147,8 @@ export function int64Array(values: unknown, argument: string): BigInt64Array {
 /** Bytes of any buffer or view, not copied. */
 export function bytesOf(value: unknown, argument: string): Uint8Array {
   const isView = ArrayBuffer.isView(value);
-  if (!isView && !isBuffer(value)) throw wrongType(argument, 'must be an ArrayBuffer, a SharedArrayBuffer or a view of one', value);
+  if (!isView && !isBuffer(value))
+    throw wrongType(argument, 'must be an ArrayBuffer, a SharedArrayBuffer or a view of one', value);
   try {
     return isView ? new Uint8Array(value.buffer, value.byteOffset, value.byteLength) : new Uint8Array(value);
   } catch {
@@ -141,40 +162,64 @@ function isBuffer(value: unknown): value is ArrayBufferLike {
 }
 
 /** Reads a tensor. `type` and `dims` stand in where a bare typed array has none. */
-export function readTensor(tensor: unknown, argument: string, fallback: { type?: string | undefined; dims?: readonly number[] | undefined } = {}): RawTensor {
-  if (ArrayBuffer.isView(tensor)) return readTensor({ data: tensor, ...fallback, dims: fallback.dims ?? [elementsOf(tensor)] }, argument);
+export function readTensor(
+  tensor: unknown,
+  argument: string,
+  fallback: { type?: string | undefined; dims?: readonly number[] | undefined } = {},
+): RawTensor {
+  if (ArrayBuffer.isView(tensor))
+    return readTensor({ data: tensor, ...fallback, dims: fallback.dims ?? [elementsOf(tensor)] }, argument);
   requireObject(tensor, argument);
   const source = tensor as Partial<TensorLike> & { location?: unknown };
   if (typeof source.location === 'string' && !['cpu', 'cpu-pinned', 'none'].includes(source.location)) {
-    throw new KvPagesError('ERR_UNSUPPORTED', `${argument}: must hold its data on the CPU, got one on ${source.location}; call getData() first`, {
-      argument,
-      expected: 'cpu',
-      actual: source.location,
-    });
+    throw new KvPagesError(
+      'ERR_UNSUPPORTED',
+      `${argument}: must hold its data on the CPU, got one on ${source.location}; call getData() first`,
+      {
+        argument,
+        expected: 'cpu',
+        actual: source.location,
+      },
+    );
   }
   const word = source.type ?? source.dtype ?? fallback.type;
   if (word !== undefined) requireString(word, `${argument}.type`);
   const dims = source.dims ?? source.shape ?? fallback.dims;
-  if (typeof dims !== 'object' || dims === null) throw wrongType(`${argument}.dims`, 'must be an array of integers', dims);
+  if (typeof dims !== 'object' || dims === null)
+    throw wrongType(`${argument}.dims`, 'must be an array of integers', dims);
   const { bytes, type } = readData(source.data, word, argument, source.byteOffset ?? 0);
-  return { bytes, type: type as DenseType, dims: [...dims], strides: source.strides === undefined ? [] : [...source.strides] };
+  return {
+    bytes,
+    type: type as DenseType,
+    dims: [...dims],
+    strides: source.strides === undefined ? [] : [...source.strides],
+  };
 }
 
 function elementsOf(view: ArrayBufferView): number {
   return (view as TypedArray).length;
 }
 
-function readData(data: unknown, word: string | undefined, argument: string, byteOffset: number): { bytes: Uint8Array; type: string } {
+function readData(
+  data: unknown,
+  word: string | undefined,
+  argument: string,
+  byteOffset: number,
+): { bytes: Uint8Array; type: string } {
   const at = `${argument}.data`;
   if (ArrayBuffer.isView(data) && viewName(data) === 'Float64Array') {
     if (word !== undefined && word !== 'float64' && denseType(word) !== 'f32') {
       throw wrongType(at, `must be a ${viewsOf(word)} for type ${word}`, data);
     }
     const source = data as Float64Array;
-    const rounded = new Float32Array(byteOffset === 0 ? source : source.subarray(requireWhole(byteOffset, 8, argument)));
+    const rounded = new Float32Array(
+      byteOffset === 0 ? source : source.subarray(requireWhole(byteOffset, 8, argument)),
+    );
     return { bytes: new Uint8Array(rounded.buffer), type: 'f32' };
   }
-  const raw = isBuffer(data) || (ArrayBuffer.isView(data) && ['Uint8Array', 'Uint8ClampedArray', 'DataView'].includes(viewName(data)));
+  const raw =
+    isBuffer(data) ||
+    (ArrayBuffer.isView(data) && ['Uint8Array', 'Uint8ClampedArray', 'DataView'].includes(viewName(data)));
   if (raw) {
     if (word === undefined) throw wrongType(`${argument}.type`, 'must be given for raw bytes', word);
     const type = denseType(word);
@@ -185,9 +230,11 @@ function readData(data: unknown, word: string | undefined, argument: string, byt
   if (types === undefined) {
     throw wrongType(at, 'must be a Float32Array, Float64Array, Float16Array, Uint16Array or raw bytes', data);
   }
-  if (word === undefined && types.length > 1) throw wrongType(`${argument}.type`, `must be ${types.join(' or ')} for a Uint16Array`, word);
+  if (word === undefined && types.length > 1)
+    throw wrongType(`${argument}.type`, `must be ${types.join(' or ')} for a Uint16Array`, word);
   const type = word === undefined ? types[0]! : denseType(word);
-  if (!types.includes(type as DenseType) && type in elementBytes) throw wrongType(at, `must be a ${viewsOf(type)} for type ${word}`, data);
+  if (!types.includes(type as DenseType) && type in elementBytes)
+    throw wrongType(at, `must be a ${viewsOf(type)} for type ${word}`, data);
   return { bytes: skip(bytesOf(data, at), byteOffset, argument), type };
 }
 
@@ -229,8 +276,10 @@ export function outputBytes(out: unknown, type: string, argument: string): Uint8
   if (!ArrayBuffer.isView(out)) throw wrongType(argument, 'must be a typed array', out);
   const name = viewName(out);
   const types = viewTypes[name] ?? (name === 'Uint8Array' ? [type] : []);
-  if (!types.includes(type as DenseType) && type in elementBytes) throw wrongType(argument, `must be a ${viewsOf(type)} for type ${type}`, out);
+  if (!types.includes(type as DenseType) && type in elementBytes)
+    throw wrongType(argument, `must be a ${viewsOf(type)} for type ${type}`, out);
   const bytes = bytesOf(out, argument);
-  if (bytes.byteOffset % (elementBytes[type as DenseType] ?? 1) !== 0) throw wrongType(argument, 'must start at a multiple of its element size', out);
+  if (bytes.byteOffset % (elementBytes[type as DenseType] ?? 1) !== 0)
+    throw wrongType(argument, 'must start at a multiple of its element size', out);
   return bytes;
 }

@@ -7,7 +7,12 @@ type Equal<A, B> = (<T>() => T extends A ? 1 : 2) extends <T>() => T extends B ?
 function same<A, B>(_: Equal<A, B>): void {}
 
 export async function uses(signal: AbortSignal): Promise<void> {
-  const kv: KvPages = await load({ backend: 'auto', kernels: 'reference', maxBytes: 1 << 20, wasm: new URL('https://example.org/kvpages.wasm') });
+  const kv: KvPages = await load({
+    backend: 'auto',
+    kernels: 'reference',
+    maxBytes: 1 << 20,
+    wasm: new URL('https://example.org/kvpages.wasm'),
+  });
   same<typeof kv.backend, 'cuda' | 'native' | 'wasm'>(true);
   // @ts-expect-error: no such backend
   await load({ backend: 'gpu' });
@@ -16,8 +21,14 @@ export async function uses(signal: AbortSignal): Promise<void> {
 
   const quantized = kv.quantize(new Float32Array(8), 'int8/tensor');
   same<typeof quantized, QuantizedTensor>(true);
-  kv.quantize({ type: 'float16', dims: [1, 2, 3, 4], data: new Uint16Array(24) }, { spec: 'kv4', side: 'key', valid: 2, nonFinite: 'pass' });
-  kv.quantize({ dtype: 'f32', shape: [8] as const, data: new SharedArrayBuffer(32) }, { spec: 'int4/tensor/given', scale: 0.5, zeroPoint: 1 });
+  kv.quantize(
+    { type: 'float16', dims: [1, 2, 3, 4], data: new Uint16Array(24) },
+    { spec: 'kv4', side: 'key', valid: 2, nonFinite: 'pass' },
+  );
+  kv.quantize(
+    { dtype: 'f32', shape: [8] as const, data: new SharedArrayBuffer(32) },
+    { spec: 'int4/tensor/given', scale: 0.5, zeroPoint: 1 },
+  );
   // @ts-expect-error: an array of numbers is no tensor
   kv.quantize([1, 2, 3], 'int8');
   // @ts-expect-error: the spec is missing
@@ -44,7 +55,12 @@ export async function uses(signal: AbortSignal): Promise<void> {
   kv.dequantize(quantized, { type: 'float64' });
   // @ts-expect-error: the operator has no such type
   kv.quantizePagedCache(cache, [0], { key: int4, value: { type: 'int3', scale: 1 } });
-  const later: PagedCache = await kv.quantizePagedCacheAsync(cache, new Set([0]), { key: int4, value: int4 }, { signal, onProgress: ({ done, total }) => done / total });
+  const later: PagedCache = await kv.quantizePagedCacheAsync(
+    cache,
+    new Set([0]),
+    { key: int4, value: int4 },
+    { signal, onProgress: ({ done, total }) => done / total },
+  );
   const bytes: Uint8Array = later.serialize();
   kv.parse(bytes);
   kv.parse(new SharedArrayBuffer(8));

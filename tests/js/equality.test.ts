@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes are the contract: real keys and values give the same file on every backend and all kernels, and the one that is on record.
+// Bytes are the contract: real keys and values give the same file on every backend and all kernels, and the one that
+// is on record.
 import { describe, expect, it } from 'vitest';
 import { load } from '../../js/index.js';
 import type { Destination, KvPages } from '../../js/index.js';
@@ -10,9 +11,18 @@ import { backend, hex, inBrowser, loadHere, noise, readRepositoryFile, sha256 } 
 const { tensors } = readSafetensors(await readRepositoryFile('tests/data/smollm2-small.safetensors'));
 
 const destinations: Record<string, readonly [key: Destination, value: Destination]> = {
-  'int4-uint4': [{ type: 'int4', scale: 1.25 }, { type: 'uint4', scale: 0.25, zeroPoint: 8 }],
-  'int8-uint8': [{ type: 'int8', scale: 0.125 }, { type: 'uint8', scale: 0.01, zeroPoint: 128 }],
-  'int2-uint2': [{ type: 'int2', scale: 3 }, { type: 'uint2', scale: 0.5, zeroPoint: 2 }],
+  'int4-uint4': [
+    { type: 'int4', scale: 1.25 },
+    { type: 'uint4', scale: 0.25, zeroPoint: 8 },
+  ],
+  'int8-uint8': [
+    { type: 'int8', scale: 0.125 },
+    { type: 'uint8', scale: 0.01, zeroPoint: 128 },
+  ],
+  'int2-uint2': [
+    { type: 'int2', scale: 3 },
+    { type: 'uint2', scale: 0.5, zeroPoint: 2 },
+  ],
   'f16-f32': [{ type: 'f16' }, { type: 'f32' }],
 };
 
@@ -20,23 +30,33 @@ const destinations: Record<string, readonly [key: Destination, value: Destinatio
 function files(kv: KvPages): Record<string, Uint8Array<ArrayBuffer>> {
   const made: Record<string, Uint8Array<ArrayBuffer>> = {};
   for (const layer of [0, 15, 29]) {
-    const dense = kv.splitIntoPages(tensors.get(`past_key_values.${layer}.key`)!, tensors.get(`past_key_values.${layer}.value`)!);
+    const dense = kv.splitIntoPages(
+      tensors.get(`past_key_values.${layer}.key`)!,
+      tensors.get(`past_key_values.${layer}.value`)!,
+    );
     for (const [name, [key, value]] of Object.entries(destinations)) {
-      made[`${layer}/${name}`] = kv.quantizePagedCache(dense, [5, 1, 3, 4], { key, value }).serialize() as Uint8Array<ArrayBuffer>;
+      made[`${layer}/${name}`] = kv
+        .quantizePagedCache(dense, [5, 1, 3, 4], { key, value })
+        .serialize() as Uint8Array<ArrayBuffer>;
     }
   }
   return made;
 }
 
 async function digests(kv: KvPages): Promise<Record<string, string>> {
-  const entries = await Promise.all(Object.entries(files(kv)).map(async ([name, bytes]) => [name, await sha256(bytes)]));
+  const entries = await Promise.all(
+    Object.entries(files(kv)).map(async ([name, bytes]) => [name, await sha256(bytes)]),
+  );
   return Object.fromEntries(entries) as Record<string, string>;
 }
 
 /** Everything that an encoding consists of, for every spec of the core. */
 function encodings(kv: KvPages): Record<string, string> {
   // Odd sizes: partial groups of codes, short blocks and vectors that do not fill a register.
-  const shapes = [[1, 2, 5, 64], [1, 1, 19, 33]];
+  const shapes = [
+    [1, 2, 5, 64],
+    [1, 1, 19, 33],
+  ];
   return Object.fromEntries(
     kv.formats().specs.flatMap((spec) =>
       shapes.map((dims): [string, string] => {
@@ -44,7 +64,9 @@ function encodings(kv: KvPages): Record<string, string> {
         try {
           const given = spec.includes('/given') ? { scales: new Float32Array(scalesOf(spec, dims)).fill(0.37) } : {};
           const tensor = kv.quantize({ dims, data: noise(count, dims[3]) }, { spec, ...given });
-          const arrays = [tensor.codes, tensor.scales, tensor.zeroPoints, tensor.data, tensor.dequantize().data].map(hex).join(' ');
+          const arrays = [tensor.codes, tensor.scales, tensor.zeroPoints, tensor.data, tensor.dequantize().data]
+            .map(hex)
+            .join(' ');
           tensor.dispose();
           return [`${spec} ${dims}`, arrays];
         } catch (error) {
@@ -93,7 +115,7 @@ describe('bytes', () => {
 });
 
 describe.skipIf(inBrowser || backend !== 'native')('the addon and WebAssembly', () => {
-  it('give the same bytes and read each other\'s files', async () => {
+  it("give the same bytes and read each other's files", async () => {
     const native = await loadHere();
     const wasm = await load({ backend: 'wasm' });
     expect([native.backend, wasm.backend]).toEqual(['native', 'wasm']);
@@ -103,7 +125,9 @@ describe.skipIf(inBrowser || backend !== 'native')('the addon and WebAssembly', 
       const [a, b] = [native.parse(wasmFiles[name]!), wasm.parse(bytes)];
       for (const index of [0, 5]) {
         expect(hex(a.page(index).key.dequantize().data)).toBe(hex(b.page(index).key.dequantize().data));
-        expect(hex(a.page(index).value.dequantize({ type: 'bf16' }).data)).toBe(hex(b.page(index).value.dequantize({ type: 'bf16' }).data));
+        expect(hex(a.page(index).value.dequantize({ type: 'bf16' }).data)).toBe(
+          hex(b.page(index).value.dequantize({ type: 'bf16' }).data),
+        );
       }
     }
   });

@@ -21,9 +21,12 @@ interface Case {
 }
 
 async function core(): Promise<Core> {
-  if (backend === 'wasm') return new Core(await bindWasm(await WebAssembly.compile(await readRepositoryFile('dist/kvpages.wasm'))));
+  if (backend === 'wasm')
+    return new Core(await bindWasm(await WebAssembly.compile(await readRepositoryFile('dist/kvpages.wasm'))));
   const { createRequire } = await import(/* @vite-ignore */ 'node:module');
-  return new Core(bindAddon(createRequire(import.meta.url)(`../../prebuilds/${process.platform}-${process.arch}/kvpages.node`)));
+  return new Core(
+    bindAddon(createRequire(import.meta.url)(`../../prebuilds/${process.platform}-${process.arch}/kvpages.node`)),
+  );
 }
 
 const number = (value: Json): number => (typeof value === 'string' ? Number(value) : (value as number));
@@ -45,21 +48,26 @@ function argumentsOf(signature: string, step: Step, handles: Map<string, number>
     if (letter === 'T') return value as string;
     if (letter === 'B') return bytes(value as { [key: string]: Json });
     const shape = letters.get(letter);
-    if (shape === undefined) return typeof value === 'string' && value.startsWith('$') ? handles.get(value.slice(1))! : number(value);
+    if (shape === undefined)
+      return typeof value === 'string' && value.startsWith('$') ? handles.get(value.slice(1))! : number(value);
     const View = views[shape.view as 'Float32Array'];
     if (shape.output) {
       const view = new View(typeof value === 'string' ? 1 : (value as number));
       new Uint8Array(view.buffer).fill(0xa5);
       return view;
     }
-    return letter === 'L' ? BigInt64Array.from(value as Array<number | string>, BigInt) : View.from((value as Json[]).map(number));
+    return letter === 'L'
+      ? BigInt64Array.from(value as Array<number | string>, BigInt)
+      : View.from((value as Json[]).map(number));
   });
 }
 
 const cases = table as unknown as Case[];
 const bound = await core();
 const signatures = parseDescription(bound.text('kvp_describe'));
-const kernels = bound.json<{ kernels: Array<{ name: string; available: boolean }> }>('kvp_catalogue').kernels.filter((entry) => entry.available);
+const kernels = bound
+  .json<{ kernels: Array<{ name: string; available: boolean }> }>('kvp_catalogue')
+  .kernels.filter((entry) => entry.available);
 
 describe.each(kernels.map((entry) => entry.name))('bad input on %s', (kernel) => {
   it('has cases', () => {
@@ -74,7 +82,8 @@ describe.each(kernels.map((entry) => entry.name))('bad input on %s', (kernel) =>
         const args = argumentsOf(signatures.get(step[0]) ?? '', step, handles);
         bound.call(step[0], ...args);
         step.slice(1).forEach((value, i) => {
-          if (typeof value === 'string' && value.startsWith('=')) handles.set(value.slice(1), (args[i] as Uint32Array)[0]!);
+          if (typeof value === 'string' && value.startsWith('='))
+            handles.set(value.slice(1), (args[i] as Uint32Array)[0]!);
         });
         return args;
       };
@@ -107,7 +116,11 @@ describe.each(kernels.map((entry) => entry.name))('bad input on %s', (kernel) =>
         }
         expect(error).toBeInstanceOf(KvPagesError);
         const { code, message, name: _, ...fields } = error as KvPagesError;
-        expect({ code, message, fields }).toEqual({ code: entry.code, message: entry.message, fields: entry.fields ?? {} });
+        expect({ code, message, fields }).toEqual({
+          code: entry.code,
+          message: entry.message,
+          fields: entry.fields ?? {},
+        });
         expect(args.map((value) => (ArrayBuffer.isView(value) ? hex(value) : value))).toEqual(copies);
         expect(state()).toEqual(before);
       } finally {
@@ -136,10 +149,18 @@ describe('the binder', () => {
     const { functions } = bound;
     const create = functions['kvp_instance_create']! as (...args: unknown[]) => number;
     expect(() => create('auto', 0)).toThrow(new TypeError('kvp_instance_create: takes 3 arguments, got 2'));
-    expect(() => create(1, 0, new Uint32Array(1))).toThrow(new TypeError('kvp_instance_create: argument 0 must be a string'));
-    expect(() => create('auto', '0', new Uint32Array(1))).toThrow(new TypeError('kvp_instance_create: argument 1 must be a number'));
-    expect(() => create('auto', 0, new Int32Array(1))).toThrow(new TypeError('kvp_instance_create: argument 2 must be a Uint32Array'));
-    expect(() => create('auto', 0, [1])).toThrow(new TypeError('kvp_instance_create: argument 2 must be a Uint32Array'));
+    expect(() => create(1, 0, new Uint32Array(1))).toThrow(
+      new TypeError('kvp_instance_create: argument 0 must be a string'),
+    );
+    expect(() => create('auto', '0', new Uint32Array(1))).toThrow(
+      new TypeError('kvp_instance_create: argument 1 must be a number'),
+    );
+    expect(() => create('auto', 0, new Int32Array(1))).toThrow(
+      new TypeError('kvp_instance_create: argument 2 must be a Uint32Array'),
+    );
+    expect(() => create('auto', 0, [1])).toThrow(
+      new TypeError('kvp_instance_create: argument 2 must be a Uint32Array'),
+    );
   });
 
   it('passes text as UTF-8', () => {
@@ -160,7 +181,13 @@ describe.runIf(backend === 'wasm')('the binder for WebAssembly', () => {
     const instance = own.handle('kvp_instance_create', 'auto', 0);
     for (const megabytes of [1, 8, 32]) {
       const data = new Uint8Array(megabytes << 20).map((_, i) => i * 7);
-      const payload = own.handle('kvp_payload_dense', instance, data, 'bf16', BigInt64Array.of(BigInt(data.length / 2)));
+      const payload = own.handle(
+        'kvp_payload_dense',
+        instance,
+        data,
+        'bf16',
+        BigInt64Array.of(BigInt(data.length / 2)),
+      );
       const out = new Uint8Array(data.length);
       own.call('kvp_payload_array', payload, 'data', out);
       expect(out.every((byte, i) => byte === data[i])).toBe(true);
@@ -178,8 +205,12 @@ describe.runIf(backend === 'wasm')('the binder for WebAssembly', () => {
       skip('this engine has no array of 4 GiB');
     }
     const dims = BigInt64Array.of(BigInt(huge!.length / 2));
-    expect(() => own.handle('kvp_payload_dense', instance, huge, 'bf16', dims)).toThrow(expect.objectContaining({ code: 'ERR_MEMORY' }));
-    expect(own.handle('kvp_payload_dense', instance, huge!.subarray(0, 64), 'bf16', BigInt64Array.of(32n))).toBeGreaterThan(0);
+    expect(() => own.handle('kvp_payload_dense', instance, huge, 'bf16', dims)).toThrow(
+      expect.objectContaining({ code: 'ERR_MEMORY' }),
+    );
+    expect(
+      own.handle('kvp_payload_dense', instance, huge!.subarray(0, 64), 'bf16', BigInt64Array.of(32n)),
+    ).toBeGreaterThan(0);
   });
 
   it('turns a trap into ERR_INTERNAL and lets nothing run in that instance again', async () => {
@@ -205,7 +236,11 @@ function trappingModule(text: string): Uint8Array<ArrayBuffer> {
   const vector = (items: number[][]) => [...leb(items.length), ...items.flat()];
   const body = (code: number[]) => [...leb(code.length + 2), 0, ...code, 0x0b];
   const i32 = 0x7f;
-  const type = (params: number[], results: number[]) => [0x60, ...vector(params.map((p) => [p])), ...vector(results.map((r) => [r]))];
+  const type = (params: number[], results: number[]) => [
+    0x60,
+    ...vector(params.map((p) => [p])),
+    ...vector(results.map((r) => [r])),
+  ];
   // Types: 0 (i32) -> i32, 1 (i32) -> (), 2 (i32, i32) -> i32, 3 (i32, i32, i32) -> i32.
   const types = [type([i32], [i32]), type([i32], []), type([i32, i32], [i32]), type([i32, i32, i32], [i32])];
   const length = new Uint8Array(Float64Array.of(text.length).buffer);
@@ -226,9 +261,15 @@ function trappingModule(text: string): Uint8Array<ArrayBuffer> {
     ...section(1, vector(types)),
     ...section(3, vector(functions.map(([, index]) => leb(index)))),
     ...section(5, vector([[0, 1]])),
-    ...section(7, vector([[...name('memory'), 2, 0], ...functions.map(([word], index) => [...name(word), 0, ...leb(index)])])),
+    ...section(
+      7,
+      vector([[...name('memory'), 2, 0], ...functions.map(([word], index) => [...name(word), 0, ...leb(index)])]),
+    ),
     ...section(10, vector(functions.map(([, , code]) => body(code)))),
-    ...section(11, vector([[0, 0x41, ...signedLeb(4096), 0x0b, ...leb(text.length), ...new TextEncoder().encode(text)]])),
+    ...section(
+      11,
+      vector([[0, 0x41, ...signedLeb(4096), 0x0b, ...leb(text.length), ...new TextEncoder().encode(text)]]),
+    ),
   ]);
 }
 

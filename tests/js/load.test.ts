@@ -55,9 +55,13 @@ describe('load', () => {
 
   it('throws a TypeError for options of the wrong type', async () => {
     await expect(load(1 as never)).rejects.toThrow(new TypeError('options: must be an object, got 1'));
-    await expect(load({ bakend: 'wasm' } as never)).rejects.toThrow(new TypeError('options.bakend: is no option; there are backend, kernels, maxBytes, wasm'));
+    await expect(load({ bakend: 'wasm' } as never)).rejects.toThrow(
+      new TypeError('options.bakend: is no option; there are backend, kernels, maxBytes, wasm'),
+    );
     await expect(load({ backend: 1 as never })).rejects.toThrow(new TypeError('backend: must be a string, got 1'));
-    await expect(load({ maxBytes: '1' as never })).rejects.toThrow(new TypeError('maxBytes: must be a number, got "1"'));
+    await expect(load({ maxBytes: '1' as never })).rejects.toThrow(
+      new TypeError('maxBytes: must be a number, got "1"'),
+    );
     await expect(load({ backend: 'wasm', wasm: 5 as never })).rejects.toThrow(TypeError);
   });
 
@@ -113,7 +117,16 @@ describe.runIf(backend === 'wasm')('the WebAssembly module', () => {
     const module = await WebAssembly.compile(bytes);
     const location = inBrowser ? '/dist/kvpages.wasm' : new URL('../../dist/kvpages.wasm', import.meta.url);
     const typed = new Response(bytes, { headers: { 'content-type': 'application/wasm' } });
-    for (const source of [bytes, bytes.buffer, module, typed, new Response(bytes), Promise.resolve(new Response(bytes)), location, String(location)]) {
+    for (const source of [
+      bytes,
+      bytes.buffer,
+      module,
+      typed,
+      new Response(bytes),
+      Promise.resolve(new Response(bytes)),
+      location,
+      String(location),
+    ]) {
       const kv = await loadHere({ wasm: source });
       expect(kv.quantize(new Float32Array(8), 'bf16').byteLength).toBe(16);
     }

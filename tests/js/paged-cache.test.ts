@@ -22,7 +22,10 @@ function seedCache(): PagedCache {
     { key: { dims: [1, 1, 2, 4], data: key }, value: { dims: [1, 1, 2, 4], data: value }, length: 1 },
   ]);
 }
-const int4AndUint4 = { key: { type: 'int4', scale: 0.25, zeroPoint: 0 }, value: { type: 'uint4', scale: 0.125, zeroPoint: 8 } } as const;
+const int4AndUint4 = {
+  key: { type: 'int4', scale: 0.25, zeroPoint: 0 },
+  value: { type: 'uint4', scale: 0.125, zeroPoint: 8 },
+} as const;
 
 describe('the seed example', () => {
   it('gives the published bytes, also after a round trip through a file', () => {
@@ -48,8 +51,12 @@ describe('the seed example', () => {
     expect(hex(source.serialize())).toBe(before);
     // The messages of the encoded payloads, byte for byte.
     const file = hex(quantized.serialize());
-    expect(file).toContain('0a130816120810014a040000803e1a0510164a01001a160a14080112100a0208010a0208010a0208020a0208042204eb510000');
-    expect(file).toContain('0a130815120810014a040000003e1a0510154a01081a160a14080112100a0208010a0208010a0208020a020804220462ea8888');
+    expect(file).toContain(
+      '0a130816120810014a040000803e1a0510164a01001a160a14080112100a0208010a0208010a0208020a0208042204eb510000',
+    );
+    expect(file).toContain(
+      '0a130815120810014a040000003e1a0510154a01081a160a14080112100a0208010a0208010a0208020a020804220462ea8888',
+    );
     expect(hex(restored.serialize())).toBe(file);
   });
 
@@ -65,7 +72,10 @@ describe('the seed example', () => {
   });
 
   it('takes the words of onnxruntime for dense types', () => {
-    const quantized = kv.quantizePagedCache(seedCache(), [1], { key: { type: 'float16' }, value: { type: 'bfloat16' } });
+    const quantized = kv.quantizePagedCache(seedCache(), [1], {
+      key: { type: 'float16' },
+      value: { type: 'bfloat16' },
+    });
     expect(quantized.pages[1]!.key.spec).toBe('f16');
     expect(quantized.pages[1]!.value.spec).toBe('bf16');
   });
@@ -75,13 +85,23 @@ describe('quantizePagedCache', () => {
   it('converts, saturates and requantizes as onnx-light does', () => {
     const keys = Float32Array.from({ length: 8 }, (_, i) => 0.25 * (i - 3));
     const values = Float32Array.from({ length: 12 }, (_, i) => 1 + 0.25 * (i - 3));
-    const dense = kv.splitIntoPages({ dims: [1, 1, 4, 2], data: keys }, { dims: [1, 1, 4, 3], data: values }, { pageTokens: 2 });
+    const dense = kv.splitIntoPages(
+      { dims: [1, 1, 4, 2], data: keys },
+      { dims: [1, 1, 4, 3], data: values },
+      { pageTokens: 2 },
+    );
     expect(dense.pages.map((page) => page.start)).toEqual([0, 2]);
-    const first = dense.quantize([1], { key: { type: 'int2', scale: 0.25, zeroPoint: -2 }, value: { type: 'uint8', scale: 0.25, zeroPoint: 128 } });
+    const first = dense.quantize([1], {
+      key: { type: 'int2', scale: 0.25, zeroPoint: -2 },
+      value: { type: 'uint8', scale: 0.25, zeroPoint: 128 },
+    });
     expect(hex(first.page(1).key.codes)).toBe('53');
     expect(hex(first.page(1).value.codes)).toBe('8788898a8b8c');
     expect(first.page(1).key.dequantize().data).toEqual(Float32Array.of(0.25, 0.5, 0.75, 0.75));
-    const second = first.quantize([1], { key: { type: 'int8', scale: 0.5 }, value: { type: 'uint4', scale: 0.5, zeroPoint: 8 } });
+    const second = first.quantize([1], {
+      key: { type: 'int8', scale: 0.5 },
+      value: { type: 'uint4', scale: 0.5, zeroPoint: 8 },
+    });
     expect(hex(second.page(1).key.codes)).toBe('00010202');
     expect(hex(second.page(1).value.codes)).toBe('ccdcee');
   });
@@ -89,7 +109,8 @@ describe('quantizePagedCache', () => {
   it('keeps partial pages of several batches and heads, for all nine types', () => {
     const rows = (width: number) => {
       const data = new Float32Array(2 * 2 * 3 * width).fill(nan);
-      for (let outer = 0; outer < 4; ++outer) for (let c = 0; c < width; ++c) data[outer * 3 * width + c] = 0.25 * (((outer + c) % 4) - 2);
+      for (let outer = 0; outer < 4; ++outer)
+        for (let c = 0; c < width; ++c) data[outer * 3 * width + c] = 0.25 * (((outer + c) % 4) - 2);
       return { dims: [2, 2, 3, width], data };
     };
     const source = kv.createPagedCache([{ key: rows(3), value: rows(2), length: 1 }]);
@@ -111,14 +132,19 @@ describe('quantizePagedCache', () => {
       } else {
         expect(page.key.codes.filter((_, i) => i % 9 >= 3).every((code) => code === zeroPoint)).toBe(true);
       }
-      for (const [tensor, width] of [[page.key, 3], [page.value, 2]] as const) {
+      for (const [tensor, width] of [
+        [page.key, 3],
+        [page.value, 2],
+      ] as const) {
         const { data } = tensor.dequantize();
         expect(Array.from(data)).toEqual(Array.from(rows(width).data, (x) => (Number.isNaN(x) ? 0 : x)));
       }
     }
     for (const type of ['f32', 'f16', 'bf16'] as const) {
       const page = source.quantize([0], { key: { type }, value: { type } }).page(0);
-      expect(Array.from(page.key.dequantize().data)).toEqual(Array.from(rows(3).data, (x) => (Number.isNaN(x) ? 0 : x)));
+      expect(Array.from(page.key.dequantize().data)).toEqual(
+        Array.from(rows(3).data, (x) => (Number.isNaN(x) ? 0 : x)),
+      );
     }
   });
 
@@ -138,10 +164,18 @@ describe('quantizePagedCache', () => {
   it('passes over no key that it does not know', () => {
     const cache = seedCache();
     const call = (destinations: object) => () => cache.quantize([1], destinations as never);
-    expect(call({ ...int4AndUint4, valeu: 1 })).toThrow(new TypeError('destinations.valeu: is no option; there are key, value'));
-    expect(call({ ...int4AndUint4, key: { type: 'int4', scale: 1, zeropoint: 3 } })).toThrow(new TypeError('key.zeropoint: is no option; there are type, scale, zeroPoint'));
-    expect(call({ ...int4AndUint4, key: { type: 'int4' } })).toThrow(new TypeError('key.scale: must be a number, got undefined'));
-    expect(() => cache.serialize({ output: 1 } as never)).toThrow(new TypeError('options.output: is no option; there are out'));
+    expect(call({ ...int4AndUint4, valeu: 1 })).toThrow(
+      new TypeError('destinations.valeu: is no option; there are key, value'),
+    );
+    expect(call({ ...int4AndUint4, key: { type: 'int4', scale: 1, zeropoint: 3 } })).toThrow(
+      new TypeError('key.zeropoint: is no option; there are type, scale, zeroPoint'),
+    );
+    expect(call({ ...int4AndUint4, key: { type: 'int4' } })).toThrow(
+      new TypeError('key.scale: must be a number, got undefined'),
+    );
+    expect(() => cache.serialize({ output: 1 } as never)).toThrow(
+      new TypeError('options.output: is no option; there are out'),
+    );
     // A page of another cache goes in as it is.
     expect(kv.createPagedCache([cache.page(0)]).tokens).toBe(2);
   });
@@ -167,8 +201,18 @@ describe('objects', () => {
     cache.dispose();
     cache.dispose();
     expect(cache.disposed).toBe(true);
-    for (const use of [() => cache.pages, () => cache.serialize(), () => cache.clone(), () => cache.page(0), () => cache.quantize([0], int4AndUint4)]) {
-      expect(errorOf(use)).toMatchObject({ code: 'ERR_DISPOSED', message: 'cache: has been disposed', argument: 'cache' });
+    for (const use of [
+      () => cache.pages,
+      () => cache.serialize(),
+      () => cache.clone(),
+      () => cache.page(0),
+      () => cache.quantize([0], int4AndUint4),
+    ]) {
+      expect(errorOf(use)).toMatchObject({
+        code: 'ERR_DISPOSED',
+        message: 'cache: has been disposed',
+        argument: 'cache',
+      });
     }
     expect(key.dequantize().data.length).toBe(8);
     key.dispose();
@@ -199,9 +243,15 @@ describe('objects', () => {
   });
 
   it('of another class are a TypeError', () => {
-    expect(() => kv.quantizePagedCache({} as PagedCache, [], int4AndUint4)).toThrow(new TypeError('cache: must be a PagedCache, got an Object'));
-    expect(() => kv.dequantize(seedCache() as never)).toThrow(new TypeError('tensor: must be a QuantizedTensor, got a PagedCache'));
-    expect(() => kv.parse('text' as never)).toThrow(new TypeError('bytes: must be an ArrayBuffer, a SharedArrayBuffer or a view of one, got "text"'));
+    expect(() => kv.quantizePagedCache({} as PagedCache, [], int4AndUint4)).toThrow(
+      new TypeError('cache: must be a PagedCache, got an Object'),
+    );
+    expect(() => kv.dequantize(seedCache() as never)).toThrow(
+      new TypeError('tensor: must be a QuantizedTensor, got a PagedCache'),
+    );
+    expect(() => kv.parse('text' as never)).toThrow(
+      new TypeError('bytes: must be an ArrayBuffer, a SharedArrayBuffer or a view of one, got "text"'),
+    );
   });
 
   it('carry errors whose stack leads to the caller', () => {
@@ -238,7 +288,10 @@ describe('serialize', () => {
     expect(hex(room)).toBe(`a5${hex(bytes)}a5`);
     for (const length of [0, bytes.length - 1, bytes.length + 1]) {
       const wrong = new Uint8Array(length).fill(0xa5);
-      expect(errorOf(() => cache.serialize({ out: wrong }))).toMatchObject({ code: 'ERR_BUFFER', expected: String(bytes.length) });
+      expect(errorOf(() => cache.serialize({ out: wrong }))).toMatchObject({
+        code: 'ERR_BUFFER',
+        expected: String(bytes.length),
+      });
       expect(wrong.every((byte) => byte === 0xa5)).toBe(true);
     }
   });
@@ -321,14 +374,17 @@ describe.skipIf(inBrowser)('the garbage collector', () => {
 
 describe('quantizePagedCacheAsync', () => {
   const all = { key: { type: 'int8', scale: 0.05 }, value: { type: 'uint4', scale: 0.5, zeroPoint: 8 } } as const;
-  const source = () => kv.splitIntoPages({ dims: [1, 2, 40, 8], data: noise(640) }, { dims: [1, 2, 40, 4], data: noise(320, 2) });
+  const source = () =>
+    kv.splitIntoPages({ dims: [1, 2, 40, 8], data: noise(640) }, { dims: [1, 2, 40, 4], data: noise(320, 2) });
 
   it('gives what the synchronous form gives, with progress, and lets events run between pages', async () => {
     const cache = source();
     const progress: string[] = [];
     let ticks = 0;
     const timer = setInterval(() => ++ticks, 0);
-    const result = await kv.quantizePagedCacheAsync(cache, [2, 0, 1], all, { onProgress: ({ done, total }) => progress.push(`${done}/${total}`) });
+    const result = await kv.quantizePagedCacheAsync(cache, [2, 0, 1], all, {
+      onProgress: ({ done, total }) => progress.push(`${done}/${total}`),
+    });
     clearInterval(timer);
     expect(progress).toEqual(['1/3', '2/3', '3/3']);
     expect(hex(result.serialize())).toBe(hex(cache.quantize([0, 1, 2], all).serialize()));
@@ -348,7 +404,9 @@ describe('quantizePagedCacheAsync', () => {
     await expect(work).rejects.toMatchObject({ name: 'KvPagesError', code: 'ERR_ABORTED', cause: new Error('enough') });
     expect(hex(cache.serialize())).toBe(before);
     expect(own.usedBytes).toBe(used);
-    await expect(own.quantizePagedCacheAsync(cache, [0], all, { signal: AbortSignal.abort() })).rejects.toMatchObject({ code: 'ERR_ABORTED' });
+    await expect(own.quantizePagedCacheAsync(cache, [0], all, { signal: AbortSignal.abort() })).rejects.toMatchObject({
+      code: 'ERR_ABORTED',
+    });
   });
 
   it('refuses what the synchronous form refuses, with the same text', async () => {
@@ -361,7 +419,10 @@ describe('quantizePagedCacheAsync', () => {
       [[], { ...all, value: { type: 'uint4', scale: 1, zeroPoint: 16 } }],
     ] as const) {
       const expected = errorOf(() => kv.quantizePagedCache(cache, indices, destinations));
-      await expect(kv.quantizePagedCacheAsync(cache, indices, destinations)).rejects.toMatchObject({ code: expected.code, message: expected.message });
+      await expect(kv.quantizePagedCacheAsync(cache, indices, destinations)).rejects.toMatchObject({
+        code: expected.code,
+        message: expected.message,
+      });
     }
   });
 });
@@ -371,7 +432,11 @@ describe('splitIntoPages', () => {
     const key = { dims: [2, 3, 5, 4], data: noise(120) };
     const value = { type: 'bf16', dims: [2, 3, 5, 2], data: Uint16Array.from({ length: 60 }, (_, i) => i * 1000) };
     const cache = kv.splitIntoPages(key, value, { pageTokens: 2 });
-    expect(cache.pages.map(({ start, length, capacity }) => [start, length, capacity])).toEqual([[0, 2, 2], [2, 2, 2], [4, 1, 1]]);
+    expect(cache.pages.map(({ start, length, capacity }) => [start, length, capacity])).toEqual([
+      [0, 2, 2],
+      [2, 2, 2],
+      [4, 1, 1],
+    ]);
     expect(cache.tokens).toBe(5);
     for (let index = 0; index < 3; ++index) {
       const page = cache.page(index);
@@ -379,18 +444,31 @@ describe('splitIntoPages', () => {
       expect(page.key.dims).toEqual([2, 3, tokens, 4]);
       for (let head = 0; head < 6; ++head) {
         const from = (head * 5 + page.start) * 4;
-        expect(page.key.data.subarray(head * tokens * 4, (head + 1) * tokens * 4)).toEqual(key.data.subarray(from, from + tokens * 4));
+        expect(page.key.data.subarray(head * tokens * 4, (head + 1) * tokens * 4)).toEqual(
+          key.data.subarray(from, from + tokens * 4),
+        );
         const at = (head * 5 + page.start) * 2;
-        expect(page.value.data.subarray(head * tokens * 2, (head + 1) * tokens * 2)).toEqual(value.data.subarray(at, at + tokens * 2));
+        expect(page.value.data.subarray(head * tokens * 2, (head + 1) * tokens * 2)).toEqual(
+          value.data.subarray(at, at + tokens * 2),
+        );
       }
     }
   });
 
   it('refuses what does not fit', () => {
     const x = { dims: [1, 1, 4, 2], data: new Float32Array(8) };
-    expect(errorOf(() => kv.splitIntoPages(x, { dims: [1, 1, 3, 2], data: new Float32Array(6) }))).toMatchObject({ code: 'ERR_SHAPE', argument: 'value' });
-    expect(errorOf(() => kv.splitIntoPages({ dims: [1, 1, 5, 2], data: new Float32Array(8) }, x))).toMatchObject({ code: 'ERR_SHAPE', argument: 'key' });
-    expect(errorOf(() => kv.splitIntoPages(x, x, { pageTokens: 0 }))).toMatchObject({ code: 'ERR_ARGUMENT', argument: 'pageTokens' });
+    expect(errorOf(() => kv.splitIntoPages(x, { dims: [1, 1, 3, 2], data: new Float32Array(6) }))).toMatchObject({
+      code: 'ERR_SHAPE',
+      argument: 'value',
+    });
+    expect(errorOf(() => kv.splitIntoPages({ dims: [1, 1, 5, 2], data: new Float32Array(8) }, x))).toMatchObject({
+      code: 'ERR_SHAPE',
+      argument: 'key',
+    });
+    expect(errorOf(() => kv.splitIntoPages(x, x, { pageTokens: 0 }))).toMatchObject({
+      code: 'ERR_ARGUMENT',
+      argument: 'pageTokens',
+    });
     expect(() => kv.splitIntoPages(x, x, { pageTokens: 1.5 })).toThrow(TypeError);
   });
 });

@@ -32,8 +32,20 @@ describe('the safetensors reader', () => {
   });
 
   it('reads every type, at odd addresses too', () => {
-    const header = { a: entry('U8', [1], 0, 1), b: entry('F32', [2], 1, 9), c: entry('I64', [1], 9, 17), d: entry('BF16', [], 17, 19), e: entry('F64', [0, 3], 19, 19) };
-    const data = [7, ...new Uint8Array(Float32Array.of(1.5, -2).buffer), ...new Uint8Array(BigInt64Array.of(-5n).buffer), 0x80, 0x3f];
+    const header = {
+      a: entry('U8', [1], 0, 1),
+      b: entry('F32', [2], 1, 9),
+      c: entry('I64', [1], 9, 17),
+      d: entry('BF16', [], 17, 19),
+      e: entry('F64', [0, 3], 19, 19),
+    };
+    const data = [
+      7,
+      ...new Uint8Array(Float32Array.of(1.5, -2).buffer),
+      ...new Uint8Array(BigInt64Array.of(-5n).buffer),
+      0x80,
+      0x3f,
+    ];
     for (let pad = 0; pad < 8; ++pad) {
       const { tensors } = readSafetensors(fileOf(header, data, pad));
       expect(tensors.get('a')!.data).toEqual(Uint8Array.of(7));
@@ -57,7 +69,12 @@ describe('the safetensors reader', () => {
     ['an unknown type', fileOf({ a: entry('F3', [1], 0, 1) }, [0]), 'ERR_UNSUPPORTED', undefined],
     ['data past the end', fileOf({ a: entry('U8', [2], 0, 2) }, [0]), 'ERR_CORRUPT', 61],
     ['data that do not fit the shape', fileOf({ a: entry('F32', [2], 0, 4) }, [0, 0, 0, 0]), 'ERR_CORRUPT', 62],
-    ['a shape that overflows', fileOf({ a: entry('F32', [2 ** 40, 2 ** 40], 0, 4) }, [0, 0, 0, 0]), 'ERR_CORRUPT', undefined],
+    [
+      'a shape that overflows',
+      fileOf({ a: entry('F32', [2 ** 40, 2 ** 40], 0, 4) }, [0, 0, 0, 0]),
+      'ERR_CORRUPT',
+      undefined,
+    ],
   ];
   for (const [name, file, code, byteOffset] of bad) {
     it(`refuses ${name}`, () => {

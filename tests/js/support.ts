@@ -33,7 +33,9 @@ export async function readRepositoryFile(path: string): Promise<Uint8Array<Array
 }
 
 export function hex(bytes: ArrayBufferView): string {
-  return Array.from(new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength), (byte) => byte.toString(16).padStart(2, '0')).join('');
+  return Array.from(new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength), (byte) =>
+    byte.toString(16).padStart(2, '0'),
+  ).join('');
 }
 
 export function fromHex(text: string): Uint8Array<ArrayBuffer> {
@@ -58,7 +60,10 @@ export function noise(count: number, seed = 1): Float32Array<ArrayBuffer> {
     state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
     return state / 2 ** 32;
   };
-  return Float32Array.from({ length: count }, (_, i) => (next() + next() + next() + next() - 2) * (i % 17 === 0 ? 8 : 1));
+  return Float32Array.from(
+    { length: count },
+    (_, i) => (next() + next() + next() + next() - 2) * (i % 17 === 0 ? 8 : 1),
+  );
 }
 
 export async function sha256(bytes: Uint8Array<ArrayBuffer>): Promise<string> {

@@ -41,7 +41,8 @@ describe('a tensor', () => {
   padded.set(x, 5);
   // Tokens outermost: [tokens, heads, head_dim] in memory.
   const strided = new Float32Array(64);
-  for (let h = 0; h < 2; ++h) for (let t = 0; t < 4; ++t) strided.set(x.subarray((h * 4 + t) * 8, (h * 4 + t + 1) * 8), (t * 2 + h) * 8);
+  for (let h = 0; h < 2; ++h)
+    for (let t = 0; t < 4; ++t) strided.set(x.subarray((h * 4 + t) * 8, (h * 4 + t + 1) * 8), (t * 2 + h) * 8);
 
   const forms: Record<string, TensorLike> = {
     'with type and dims': { type: 'f32', dims, data: x },
@@ -72,7 +73,11 @@ describe('a tensor', () => {
     // Where there is a Float16Array, onnxruntime holds float16 in one.
     const half = new Tensor('float16', Uint16Array.of(0x3c00, 0xc100), [1, 2]);
     expect(Array.from(kv.quantize(half, 'f32').data)).toEqual([1, -2.5]);
-    const brought = new Tensor('float32', kv.quantize(new Tensor('float32', x, dims), spec).dequantize().data as Float32Array, dims);
+    const brought = new Tensor(
+      'float32',
+      kv.quantize(new Tensor('float32', x, dims), spec).dequantize().data as Float32Array,
+      dims,
+    );
     expect(hex(kv.quantize(brought, spec).codes)).toBe(expected);
     expect(() => kv.quantize(new Tensor('int32', new Int32Array(2), [2]), spec)).toThrow(TypeError);
   });
@@ -92,11 +97,17 @@ describe('a tensor', () => {
 
   it('of 16-bit floats is read as bits', () => {
     const codes = hex(codesOf(widened, 0.05));
-    for (const type of ['bf16', 'bfloat16']) expect(hex(kv.quantize({ type, dims, data: bf16 }, spec).codes)).toBe(codes);
+    for (const type of ['bf16', 'bfloat16'])
+      expect(hex(kv.quantize({ type, dims, data: bf16 }, spec).codes)).toBe(codes);
     expect(hex(kv.quantize({ type: 'bf16', dims, data: new Uint8Array(bf16.buffer) }, spec).codes)).toBe(codes);
     // 1.0, -2.5, 65504 and the smallest subnormal in binary16.
     const half = Uint16Array.of(0x3c00, 0xc100, 0x7bff, 0x0001);
-    expect(Array.from(kv.quantize({ type: 'float16', dims: [4], data: half }, 'f32').data)).toEqual([1, -2.5, 65504, 2 ** -24]);
+    expect(Array.from(kv.quantize({ type: 'float16', dims: [4], data: half }, 'f32').data)).toEqual([
+      1,
+      -2.5,
+      65504,
+      2 ** -24,
+    ]);
   });
 
   const Float16 = (globalThis as { Float16Array?: new (values: number[]) => ArrayBufferView }).Float16Array;
@@ -117,8 +128,12 @@ describe('a tensor', () => {
   it('whose memory was transferred away is refused in words', () => {
     const data = new Float32Array(64);
     structuredClone(data, { transfer: [data.buffer] });
-    expect(() => kv.quantize({ dims, data }, spec)).toThrow(new TypeError('tensor.data: must not lie in memory that was transferred away, got Float32Array'));
-    expect(() => kv.parse(data.buffer)).toThrow(new TypeError('bytes: must not lie in memory that was transferred away, got an ArrayBuffer'));
+    expect(() => kv.quantize({ dims, data }, spec)).toThrow(
+      new TypeError('tensor.data: must not lie in memory that was transferred away, got Float32Array'),
+    );
+    expect(() => kv.parse(data.buffer)).toThrow(
+      new TypeError('bytes: must not lie in memory that was transferred away, got an ArrayBuffer'),
+    );
   });
 
   it('on a GPU is refused in words', () => {
@@ -146,12 +161,21 @@ describe('a tensor', () => {
     [{ dims: 4, data: x }, 'tensor.dims: must be an array of integers, got 4'],
     [{ dims: ['4'], data: x }, 'tensor.dims[0]: must be an integer, got "4"'],
     [{ dims: [1.5], data: x }, 'tensor.dims[0]: must be an integer, got 1.5'],
-    [{ dims, data: [1, 2] }, 'tensor.data: must be a Float32Array, Float64Array, Float16Array, Uint16Array or raw bytes, got an array'],
-    [{ dims, data: new Int32Array(64) }, 'tensor.data: must be a Float32Array, Float64Array, Float16Array, Uint16Array or raw bytes, got Int32Array'],
+    [
+      { dims, data: [1, 2] },
+      'tensor.data: must be a Float32Array, Float64Array, Float16Array, Uint16Array or raw bytes, got an array',
+    ],
+    [
+      { dims, data: new Int32Array(64) },
+      'tensor.data: must be a Float32Array, Float64Array, Float16Array, Uint16Array or raw bytes, got Int32Array',
+    ],
     [{ dims, data: new Uint16Array(64) }, 'tensor.type: must be f16 or bf16 for a Uint16Array, got undefined'],
     [{ dims, data: new Uint8Array(64) }, 'tensor.type: must be given for raw bytes, got undefined'],
     [{ type: 'bf16', dims, data: x }, 'tensor.data: must be a Uint16Array for type bf16, got Float32Array'],
-    [{ type: 'f16', dims, data: x }, 'tensor.data: must be a Float16Array or Uint16Array for type f16, got Float32Array'],
+    [
+      { type: 'f16', dims, data: x },
+      'tensor.data: must be a Float16Array or Uint16Array for type f16, got Float32Array',
+    ],
     [{ type: 1, dims, data: x }, 'tensor.type: must be a string, got 1'],
     [{ dims, data: x, byteOffset: 1.5 }, 'tensor.byteOffset: must be a multiple of 1, got 1.5'],
   ];
@@ -169,8 +193,12 @@ describe('quantize', () => {
     expect(call({ spec: 8 })).toThrow(new TypeError('spec: must be a string, got 8'));
     expect(call({})).toThrow(new TypeError('spec: must be a string, got undefined'));
     expect(call({ spec: 'int8', scale: '1' })).toThrow(new TypeError('scale: must be a number, got "1"'));
-    expect(call({ spec: 'int8', scale: 1, scales: [1] })).toThrow(new TypeError('scale: give either one or a list, not both'));
-    expect(call({ spec: 'int8', zeroPoint: 0.5 })).toThrow(new TypeError('zeroPoint: must be an integer of 32 bits, got 0.5'));
+    expect(call({ spec: 'int8', scale: 1, scales: [1] })).toThrow(
+      new TypeError('scale: give either one or a list, not both'),
+    );
+    expect(call({ spec: 'int8', zeroPoint: 0.5 })).toThrow(
+      new TypeError('zeroPoint: must be an integer of 32 bits, got 0.5'),
+    );
     expect(call({ spec: 'int8', valid: '2' })).toThrow(new TypeError('valid: must be a number, got "2"'));
     expect(() => kv.quantize(x, undefined as never)).toThrow(new TypeError('spec: must be an object, got undefined'));
   });
@@ -188,7 +216,10 @@ describe('quantize', () => {
     for (let h = 0; h < 2; ++h) data.set(x.subarray(h * 32, h * 32 + 16), h * 32);
     const quantized = kv.quantize({ dims, data }, { ...spec, valid: 2 });
     const codes = new Int8Array(quantized.codes.buffer);
-    const expected = codesOf(data.map((value) => (Number.isNaN(value) ? 0 : value)), 0.05);
+    const expected = codesOf(
+      data.map((value) => (Number.isNaN(value) ? 0 : value)),
+      0.05,
+    );
     expect(Array.from(codes)).toEqual(Array.from(expected));
     expect(errorOf(() => kv.quantize({ dims, data }, { ...spec, valid: 3 })).code).toBe('ERR_NON_FINITE');
   });
@@ -216,7 +247,9 @@ describe('quantize', () => {
     expect(figures.rmse).toBeCloseTo(Math.sqrt(errors.reduce((sum, e) => sum + e * e, 0) / 1024), 12);
     expect(figures.signalRms).toBeCloseTo(Math.sqrt(data.reduce((sum, e) => sum + e * e, 0) / 1024), 12);
     expect(figures.sqnr).toBeCloseTo(20 * Math.log10(figures.signalRms / figures.rmse), 9);
-    expect(figures.saturated).toBe(data.filter((value) => Math.round(value / 0.5) > 7 || Math.round(value / 0.5) < -8).length);
+    expect(figures.saturated).toBe(
+      data.filter((value) => Math.round(value / 0.5) > 7 || Math.round(value / 0.5) < -8).length,
+    );
     expect(kv.measure(quantized, kv.quantize(tensor, 'f32'))).toEqual(figures);
   });
 });
@@ -229,14 +262,17 @@ describe('dequantize', () => {
     expect(Array.from(whole.data)).toEqual(Array.from(codesOf(x, 0.25), (code) => code * 0.25));
     const part = kv.dequantize(quantized, { start: 1, end: 3 });
     expect(part.dims).toEqual([1, 2, 2, 8]);
-    for (let h = 0; h < 2; ++h) expect(part.data.subarray(h * 16, h * 16 + 16)).toEqual(whole.data.subarray(h * 32 + 8, h * 32 + 24));
+    for (let h = 0; h < 2; ++h)
+      expect(part.data.subarray(h * 16, h * 16 + 16)).toEqual(whole.data.subarray(h * 32 + 8, h * 32 + 24));
     const brain = quantized.dequantize({ type: 'bfloat16' });
     expect(brain.type).toBe('bf16');
-    expect(brain.data).toEqual(Uint16Array.from(new Uint32Array((whole.data as Float32Array).buffer), (bits) => bits >>> 16));
+    expect(brain.data).toEqual(
+      Uint16Array.from(new Uint32Array((whole.data as Float32Array).buffer), (bits) => bits >>> 16),
+    );
     expect(quantized.dequantize({ start: 2, end: 2 }).data.length).toBe(0);
   });
 
-  it('writes into the caller\'s array: shared, at an offset, of raw bytes', () => {
+  it("writes into the caller's array: shared, at an offset, of raw bytes", () => {
     const quantized = kv.quantize({ dims, data: x }, spec);
     const expected = hex(quantized.dequantize().data);
     const room = new Float32Array(new SharedArrayBuffer(68 * 4)).fill(-1);
@@ -249,11 +285,16 @@ describe('dequantize', () => {
     expect(hex(bytes)).toBe(expected);
   });
 
-  it('leaves the caller\'s array alone where it refuses', () => {
+  it("leaves the caller's array alone where it refuses", () => {
     const quantized = kv.quantize({ dims, data: x }, spec);
     for (const length of [0, 63, 65]) {
       const out = new Float32Array(length).fill(7);
-      expect(errorOf(() => quantized.dequantize({ out }))).toMatchObject({ code: 'ERR_BUFFER', argument: 'out', expected: '256', actual: String(length * 4) });
+      expect(errorOf(() => quantized.dequantize({ out }))).toMatchObject({
+        code: 'ERR_BUFFER',
+        argument: 'out',
+        expected: '256',
+        actual: String(length * 4),
+      });
       expect(out.every((value) => value === 7)).toBe(true);
     }
     const out = new Float32Array(64).fill(7);
@@ -261,7 +302,9 @@ describe('dequantize', () => {
       expect(errorOf(() => quantized.dequantize({ out, ...options })).code).toBe('ERR_ARGUMENT');
     }
     expect(out.every((value) => value === 7)).toBe(true);
-    expect(() => quantized.dequantize({ out, type: 'f16' })).toThrow(new TypeError('out: must be a Float16Array or Uint16Array for type f16, got Float32Array'));
+    expect(() => quantized.dequantize({ out, type: 'f16' })).toThrow(
+      new TypeError('out: must be a Float16Array or Uint16Array for type f16, got Float32Array'),
+    );
     expect(errorOf(() => quantized.dequantize({ type: 'int8' as 'f32' })).code).toBe('ERR_ARGUMENT');
   });
 });
@@ -269,7 +312,14 @@ describe('dequantize', () => {
 describe('fromCodes', () => {
   it('takes per-axis and blocked codes', () => {
     const codes = Uint8Array.of(0x21, 0x43, 0x65, 0x87);
-    const tensor = kv.fromCodes({ type: 'uint4', dims: [1, 1, 2, 4], codes, scales: [1, 2], axis: 2, zeroPoints: Uint8Array.of(1, 0) });
+    const tensor = kv.fromCodes({
+      type: 'uint4',
+      dims: [1, 1, 2, 4],
+      codes,
+      scales: [1, 2],
+      axis: 2,
+      zeroPoints: Uint8Array.of(1, 0),
+    });
     expect(Array.from(tensor.dequantize().data)).toEqual([0, 1, 2, 3, 10, 12, 14, 16]);
     const blocked = kv.fromCodes({ type: 'uint4', dims: [1, 1, 2, 4], codes, scales: [1, 2, 3, 4], axis: 3, block: 2 });
     expect(Array.from(blocked.dequantize().data)).toEqual([1, 2, 6, 8, 15, 18, 28, 32]);

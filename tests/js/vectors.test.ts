@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The affine golden vectors (tests/vectors), made by other implementations: every case is decoded, and encoded where a spec or
-// the page operator says the same.
+// The affine golden vectors (tests/vectors), made by other implementations: every case is decoded, and encoded where
+// a spec or the page operator says the same.
 import { beforeAll, describe, expect, it } from 'vitest';
 import type { KvPages, QuantizeOptions } from '../../js/index.js';
 import { readSafetensors } from '../../js/safetensors.js';
@@ -53,22 +53,40 @@ describe('the affine vectors', () => {
       const shift = 4 - shape.length;
       const layout = axis === undefined ? {} : { axis: axis < 0 ? axis + 4 : axis + shift, block };
 
-      const decoded = kv.fromCodes({ type: dtype, dims: shape, codes: bytesOf(`${name}/packed`), scales, zeroPoints, ...layout });
+      const decoded = kv.fromCodes({
+        type: dtype,
+        dims: shape,
+        codes: bytesOf(`${name}/packed`),
+        scales,
+        zeroPoints,
+        ...layout,
+      });
       for (const type of ['f32', 'f16', 'bf16'] as const) {
         if (!tensors.has(`${name}/y_${type}`)) continue;
         expect([type, hex(decoded.dequantize({ type }).data)]).toEqual([type, hex(bytesOf(`${name}/y_${type}`))]);
       }
 
-      const source = { type: 'f32', dims: shape, data: bytesOf(tensors.has(`${name}/x`) ? `${name}/x` : `${name}/x_bits`) };
+      const source = {
+        type: 'f32',
+        dims: shape,
+        data: bytesOf(tensors.has(`${name}/x`) ? `${name}/x` : `${name}/x_bits`),
+      };
       const spec = specOf(parameters, shape.length);
       if (spec !== undefined) {
-        const options: QuantizeOptions = { spec, scales: [...scales], zeroPoints: [...zeroPoints], ...(length === undefined ? {} : { valid: length }) };
+        const options: QuantizeOptions = {
+          spec,
+          scales: [...scales],
+          zeroPoints: [...zeroPoints],
+          ...(length === undefined ? {} : { valid: length }),
+        };
         const encoded = kv.quantize(source, options);
         expect(hex(encoded.codes)).toBe(hex(bytesOf(`${name}/packed`)));
         expect(hex(encoded.scales)).toBe(hex(scales));
       }
       if (axis === undefined && shape.length === 4) {
-        const cache = kv.createPagedCache([{ key: source, value: source, ...(length === undefined ? {} : { length }) }]);
+        const cache = kv.createPagedCache([
+          { key: source, value: source, ...(length === undefined ? {} : { length }) },
+        ]);
         const to = { type: dtype as 'int8', scale: scales[0]!, zeroPoint: zeroPoints[0]! };
         const page = cache.quantize([0], { key: to, value: to }).page(0);
         expect(hex(page.key.codes)).toBe(hex(bytesOf(`${name}/packed`)));
@@ -97,7 +115,9 @@ describe('the affine vectors', () => {
         scale: (tensors.get(`${name}/scale`)!.data as Float32Array)[0]!,
         zeroPoint: (tensors.get(`${name}/zero_point`)!.data as Uint8Array)[0]!,
       };
-      const cache = kv.createPagedCache([{ key: tensor, value: tensor }]).quantize([0], { key: destination, value: destination });
+      const cache = kv
+        .createPagedCache([{ key: tensor, value: tensor }])
+        .quantize([0], { key: destination, value: destination });
       expect(hex(cache.page(0).value.codes)).toBe(hex(bytesOf(`${name}/packed`)));
     }
   });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files against another implementation of protobuf: what the core writes is read by protobufjs, what protobufjs writes (other
-// orders, other spellings, unknown fields) is read by the core.
+// Files against another implementation of protobuf: what the core writes is read by protobufjs, what protobufjs
+// writes (other orders, other spellings, unknown fields) is read by the core.
 import protobuf from 'protobufjs';
 import { beforeAll, describe, expect, it } from 'vitest';
 import type { KvPages } from '../../js/index.js';
@@ -29,10 +29,17 @@ function decode(bytes: Uint8Array): any {
 const bytes = (view: ArrayBufferView) => new Uint8Array(view.buffer, view.byteOffset, view.byteLength);
 const floats = (...values: number[]) => bytes(Float32Array.from(values));
 
-const logical = (dims: number[]) => ({ tensor_type: { elem_type: float, shape: { dim: dims.map((dim_value) => ({ dim_value })) } } });
+const logical = (dims: number[]) => ({
+  tensor_type: { elem_type: float, shape: { dim: dims.map((dim_value) => ({ dim_value })) } },
+});
 const dense = { dims: [1, 1, 2, 2], data_type: float, raw_data: floats(1, 2, 3, 4) };
 const affine = (more: object = {}) => ({
-  affine: { storage_type: int4, scale: { data_type: float, raw_data: floats(0.5) }, zero_point: { data_type: int4, raw_data: Uint8Array.of(1) }, ...more },
+  affine: {
+    storage_type: int4,
+    scale: { data_type: float, raw_data: floats(0.5) },
+    zero_point: { data_type: int4, raw_data: Uint8Array.of(1) },
+    ...more,
+  },
   logical_type: logical([1, 1, 2, 2]),
   raw_data: Uint8Array.of(0x21, 0x43),
 });
@@ -81,7 +88,12 @@ describe('what the core writes', () => {
   });
 
   it('is byte for byte what protobufjs writes for dense pages', () => {
-    const cache = kv.createPagedCache([{ key: { dims: [1, 1, 2, 2], data: Float32Array.of(1, 2, 3, 4) }, value: { dims: [1, 1, 2, 1], data: Float32Array.of(5, 6) } }]);
+    const cache = kv.createPagedCache([
+      {
+        key: { dims: [1, 1, 2, 2], data: Float32Array.of(1, 2, 3, 4) },
+        value: { dims: [1, 1, 2, 1], data: Float32Array.of(5, 6) },
+      },
+    ]);
     const fields = decode(cache.serialize());
     expect(hex(kv.parse(encode(fields)).serialize())).toBe(hex(cache.serialize()));
   });
@@ -89,7 +101,13 @@ describe('what the core writes', () => {
 
 describe('what protobufjs writes', () => {
   it('is read, with name and text', () => {
-    const cache = kv.parse(encode({ blocks: [{ start: 0, length: 2, key: dense, encoded_value: affine() }], name: 'layer 7', doc_string: 'Ünïcode' }));
+    const cache = kv.parse(
+      encode({
+        blocks: [{ start: 0, length: 2, key: dense, encoded_value: affine() }],
+        name: 'layer 7',
+        doc_string: 'Ünïcode',
+      }),
+    );
     expect([cache.name, cache.docString, cache.tokens]).toEqual(['layer 7', 'Ünïcode', 2]);
     expect(Array.from(cache.page(0).key.dequantize().data)).toEqual([1, 2, 3, 4]);
     // Codes 1 2 3 4, zero point 1, scale 0.5.
@@ -113,12 +131,20 @@ describe('what protobufjs writes', () => {
 
   it('is read in either spelling of an affine type and its scale', () => {
     const scale = { data_type: float, float_data: [0.5] };
-    for (const layout of [affine({ scale }), affine({ storage_type: undefined, signed_storage: true }), affine({ storage_type: undefined, signed_storage: true, scale })]) {
+    for (const layout of [
+      affine({ scale }),
+      affine({ storage_type: undefined, signed_storage: true }),
+      affine({ storage_type: undefined, signed_storage: true, scale }),
+    ]) {
       const page = kv.parse(encode({ blocks: [{ start: 0, length: 2, encoded_key: layout, value: dense }] })).page(0);
       expect(page.key.info.type).toBe('int4');
       expect(Array.from(page.key.dequantize().data)).toEqual([0, 0.5, 1, 1.5]);
     }
-    const eight = { affine: { storage_type: int8, scale }, logical_type: logical([1, 1, 2, 2]), raw_data: Uint8Array.of(1, 0xff, 127, 128) };
+    const eight = {
+      affine: { storage_type: int8, scale },
+      logical_type: logical([1, 1, 2, 2]),
+      raw_data: Uint8Array.of(1, 0xff, 127, 128),
+    };
     const page = kv.parse(encode({ blocks: [{ start: 0, length: 2, encoded_key: eight, value: dense }] })).page(0);
     expect(Array.from(page.key.dequantize().data)).toEqual([0.5, -0.5, 63.5, -64]);
   });
@@ -129,8 +155,14 @@ describe('what protobufjs writes', () => {
     const value = { dims: [1, 1, 2, 4], data_type: float, raw_data: new Uint8Array(32) };
     const layouts: Array<[object, number[]]> = [
       [{ axis: 2, scale: { dims: [2], data_type: float, raw_data: floats(1, 2) } }, [1, 2, 3, 4, 10, 12, 14, 16]],
-      [{ axis: -1, scale: { dims: [4], data_type: float, raw_data: floats(1, 2, 3, 4) } }, [1, 4, 9, 16, 5, 12, 21, 32]],
-      [{ axis: 3, block_size: 2, scale: { dims: [1, 1, 2, 2], data_type: float, raw_data: floats(1, 2, 3, 4) } }, [1, 2, 6, 8, 15, 18, 28, 32]],
+      [
+        { axis: -1, scale: { dims: [4], data_type: float, raw_data: floats(1, 2, 3, 4) } },
+        [1, 4, 9, 16, 5, 12, 21, 32],
+      ],
+      [
+        { axis: 3, block_size: 2, scale: { dims: [1, 1, 2, 2], data_type: float, raw_data: floats(1, 2, 3, 4) } },
+        [1, 2, 6, 8, 15, 18, 28, 32],
+      ],
     ];
     for (const [layout, values] of layouts) {
       const encoded_key = { affine: { storage_type: uint4, ...layout }, logical_type, raw_data };
@@ -166,7 +198,11 @@ describe('what protobufjs writes', () => {
     const cache = kv.parse(file);
     expect(cache.pages[0]!.key.kind).toBe('opaque');
     const to = { type: 'int8', scale: 1 } as const;
-    expect(errorOf(() => cache.quantize([0], { key: to, value: to }))).toMatchObject({ code: 'ERR_UNSUPPORTED', page: 0, side: 'key' });
+    expect(errorOf(() => cache.quantize([0], { key: to, value: to }))).toMatchObject({
+      code: 'ERR_UNSUPPORTED',
+      page: 0,
+      side: 'key',
+    });
     expect(errorOf(() => cache.page(0).key.dequantize()).code).toBe('ERR_UNSUPPORTED');
     const message = decode(cache.quantize([], { key: to, value: to }).serialize());
     expect(message.blocks[0].encoded_key.struct_type).toEqual(decode(file).blocks[0].encoded_key.struct_type);
@@ -203,5 +239,7 @@ function reversed(message: Uint8Array, depth = 0): Uint8Array {
     fields.push({ tag, bytes: field });
   }
   const tags = [...new Set(fields.map((field) => field.tag))].reverse();
-  return Uint8Array.from(tags.flatMap((tag) => fields.filter((field) => field.tag === tag).flatMap((field) => [...field.bytes])));
+  return Uint8Array.from(
+    tags.flatMap((tag) => fields.filter((field) => field.tag === tag).flatMap((field) => [...field.bytes])),
+  );
 }
