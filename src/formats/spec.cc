@@ -259,13 +259,32 @@ Result<Spec> ParseSpecOrPreset(std::string_view text, bool value_side, const cha
   return ParseSpec(preset == nullptr ? text : value_side ? preset->value : preset->key, argument);
 }
 
+namespace {
+constexpr std::string_view kNames[] = {"overflow", "global", "rule", "nonFinite", "hadamardRun"};
+constexpr std::string_view kOverflow[] = {"saturate", "nan"};
+constexpr std::string_view kGlobal[] = {"amax/2688", "amax/448", "amax/6"};
+constexpr std::string_view kRule[] = {"floor", "ceil"};
+constexpr std::string_view kNonFinite[] = {"error", "saturate", "pass"};
+constexpr std::string_view kHadamardRun[] = {"largest", "llama-key", "llama-value"};
+}  // namespace
+
+std::string SpecOptionsText(const SpecOptions& options) {
+  const SpecOptions usual;
+  std::string text;
+  const auto add = [&](std::string_view name, std::string_view value) {
+    if (!text.empty()) text += ',';
+    text.append(name).append("=").append(value);
+  };
+  if (options.overflow != usual.overflow) add(kNames[0], kOverflow[static_cast<int>(options.overflow)]);
+  if (options.global == GlobalScale::kGiven) add(kNames[1], "given:" + Text(static_cast<double>(options.given_global)));
+  else if (options.global != usual.global) add(kNames[1], kGlobal[static_cast<int>(options.global)]);
+  if (options.rule != usual.rule) add(kNames[2], kRule[static_cast<int>(options.rule)]);
+  if (options.non_finite != usual.non_finite) add(kNames[3], kNonFinite[static_cast<int>(options.non_finite)]);
+  if (options.hadamard_run != usual.hadamard_run) add(kNames[4], kHadamardRun[static_cast<int>(options.hadamard_run)]);
+  return text;
+}
+
 Result<SpecOptions> ParseSpecOptions(std::string_view text, const char* argument) {
-  constexpr std::string_view kNames[] = {"overflow", "global", "rule", "nonFinite", "hadamardRun"};
-  constexpr std::string_view kOverflow[] = {"saturate", "nan"};
-  constexpr std::string_view kGlobal[] = {"amax/2688", "amax/448", "amax/6"};
-  constexpr std::string_view kRule[] = {"floor", "ceil"};
-  constexpr std::string_view kNonFinite[] = {"error", "saturate", "pass"};
-  constexpr std::string_view kHadamardRun[] = {"largest", "llama-key", "llama-value"};
   SpecOptions options;
   const auto list = [](std::span<const std::string_view> words) { return Join({words.begin(), words.end()}); };
   for (size_t at = 0; at < text.size();) {

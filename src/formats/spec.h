@@ -64,6 +64,8 @@ Result<Spec> ParseSpecOrPreset(std::string_view text, bool value_side, const cha
 
 // "name=value" words separated by commas: overflow, global, rule, nonFinite, hadamardRun. ERR_ARGUMENT names the word.
 Result<SpecOptions> ParseSpecOptions(std::string_view text, const char* argument);
+// The words that ParseSpecOptions reads back; defaults are left out.
+std::string SpecOptionsText(const SpecOptions& options);
 
 // Every allowed type x axis x calibration x scale-type in canonical form, dense types and schemes included: what
 // "every spec" means in a test. Modifiers are not multiplied in.

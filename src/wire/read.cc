@@ -668,6 +668,20 @@ Result<Page> ReadPage(const InstanceRef& instance, const Field& block, int64_t i
 
 }  // namespace
 
+Result<Page> ParsePage(const InstanceRef& instance, std::span<const uint8_t> bytes, int64_t offset, int64_t index,
+                       SharedBytes centers[2]) {
+  const Place place{index, ""};
+  if (bytes.size() > INT32_MAX) return FileError(Code::kLimit, place, "a page holds at most 2147483647 bytes", offset, std::to_string(bytes.size()));
+  Scan scan(bytes, offset, place);
+  Field field;
+  KVP_ASSIGN(const bool there, scan.Next(&field));
+  if (!there || field.number != pb::PagedCacheProto::kBlocksFieldNumber || field.raw.size() != bytes.size()) {
+    return FileError(Code::kCorrupt, place, "must be one page", offset);
+  }
+  KVP_TRY(Expect(field, kLengthDelimited, "blocks", place));
+  return ReadPage(instance, field, index, centers);
+}
+
 Result<PagedCache> ParsePagedCache(const InstanceRef& instance, std::span<const uint8_t> bytes) {
   using P = pb::PagedCacheProto;
   const Place nowhere;

@@ -21,4 +21,11 @@ uint64_t SerializedSize(const PagedCache& cache);
 // `out` must hold SerializedSize bytes. Writes fields in onnx-light's order.
 Status SerializePagedCache(const PagedCache& cache, std::span<uint8_t> out);
 
+// One page for files that are written and read page by page: the `blocks` field of a PagedCacheProto, so that the pages of
+// a layer one after the other are one. `centers`: those of keys and of values that a reader knows from the pages before,
+// updated. `offset` and `index`: where the bytes stand and which page it is, for errors.
+Result<Bytes> SerializePage(const Page& page, SharedBytes centers[2]);
+Result<Page> ParsePage(const InstanceRef& instance, std::span<const uint8_t> bytes, int64_t offset, int64_t index,
+                       SharedBytes centers[2]);
+
 }  // namespace kvpages

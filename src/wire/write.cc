@@ -205,20 +205,22 @@ void AddSide(Pieces* block, int dense_field, int encoded_field, const Payload& p
   block->Message(encoded_field, std::move(message));
 }
 
+void AddPage(Pieces* all, const Page& page, SharedBytes centers[2]) {
+  using B = pb::PagedCacheBlockProto;
+  Pieces block;
+  block.Int(B::kStartFieldNumber, page.start);
+  block.Int(B::kLengthFieldNumber, page.length);
+  AddSide(&block, B::kKeyFieldNumber, B::kEncodedKeyFieldNumber, *page.key, &centers[0]);
+  AddSide(&block, B::kValueFieldNumber, B::kEncodedValueFieldNumber, *page.value, &centers[1]);
+  if (page.extras) block.Text(*page.extras);
+  all->Message(pb::PagedCacheProto::kBlocksFieldNumber, std::move(block));
+}
+
 Pieces Build(const PagedCache& cache) {
   using P = pb::PagedCacheProto;
-  using B = pb::PagedCacheBlockProto;
   Pieces all;
   SharedBytes centers[2];
-  for (const Page& page : cache.pages) {
-    Pieces block;
-    block.Int(B::kStartFieldNumber, page.start);
-    block.Int(B::kLengthFieldNumber, page.length);
-    AddSide(&block, B::kKeyFieldNumber, B::kEncodedKeyFieldNumber, *page.key, &centers[0]);
-    AddSide(&block, B::kValueFieldNumber, B::kEncodedValueFieldNumber, *page.value, &centers[1]);
-    if (page.extras) block.Text(*page.extras);
-    all.Message(P::kBlocksFieldNumber, std::move(block));
-  }
+  for (const Page& page : cache.pages) AddPage(&all, page, centers);
   if (cache.name) all.String(P::kNameFieldNumber, *cache.name);
   if (cache.doc_string) all.String(P::kDocStringFieldNumber, *cache.doc_string);
   all.Text(cache.extras);
@@ -226,6 +228,14 @@ Pieces Build(const PagedCache& cache) {
 }
 
 }  // namespace
+
+Result<Bytes> SerializePage(const Page& page, SharedBytes centers[2]) {
+  Pieces pieces;
+  AddPage(&pieces, page, centers);
+  KVP_ASSIGN(Bytes bytes, Bytes::AllocateRaw(pieces.size()));
+  pieces.CopyTo(bytes.data());
+  return bytes;
+}
 
 uint64_t SerializedSize(const PagedCache& cache) { return Build(cache).size(); }
 
