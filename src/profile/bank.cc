@@ -248,16 +248,15 @@ Status ClusterBank::Misfit(const Chunk& chunk, int64_t outlier_top_k, BankReceip
       }
       sum += std::sqrt(squares);
     }
-    residual[t] = sum / static_cast<double>(shape_.heads);
+    residual[t] = -sum / static_cast<double>(shape_.heads);  // negated: the largest sorts first
   }
   double weighted = 0, weights = 0;
   for (int64_t c = 0; c < clusters_; ++c) {
     BankReceipt::Cluster& cluster = receipt.per_cluster[static_cast<size_t>(c)];
-    for (const int32_t t : cluster.members) cluster.misfit += residual[t];
+    for (const int32_t t : cluster.members) cluster.misfit -= residual[t];
     if (!cluster.members.empty()) cluster.misfit /= static_cast<double>(cluster.members.size());
     cluster.outliers = cluster.members;
-    std::sort(cluster.outliers.begin(), cluster.outliers.end(),
-              [residual](int32_t a, int32_t b) { return residual[a] > residual[b] || (residual[a] == residual[b] && a < b); });
+    SortByKey(residual, cluster.outliers);
     if (static_cast<int64_t>(cluster.outliers.size()) > outlier_top_k) cluster.outliers.resize(static_cast<size_t>(outlier_top_k));
     double seen = 0;
     for (int64_t h = 0; h < shape_.heads; ++h) seen += count(h, c);

@@ -123,17 +123,22 @@ Result<QuantizedClusters> QuantizeClusters(const Values& k, const Values& v, std
   // All index lists first: nothing is fitted for a chunk that is not conserved.
   std::vector<ClusterTiers> tiers;
   int64_t outliers = 0;
+  KVP_ASSIGN(Bytes taken, Bytes::Allocate(static_cast<uint64_t>(tokens), budget));
   for (const ClusterInput& input : clusters) {
     QuantizedCluster& cluster = out.clusters.emplace_back();
     cluster.id = input.id;
     cluster.members.assign(input.members.begin(), input.members.end());
     cluster.outliers.assign(input.outliers.begin(), input.outliers.end());
-    std::vector<int32_t> taken = cluster.outliers;
-    std::sort(taken.begin(), taken.end());
-    for (const int32_t member : cluster.members) {
-      if (!std::binary_search(taken.begin(), taken.end(), member)) cluster.tail.push_back(member);
+    // Indices are judged below; here one that is out of range only has to do no harm.
+    std::fill_n(taken.data(), taken.size(), uint8_t{0});
+    const auto mark = [&](int32_t index) -> uint8_t* { return index < 0 || index >= tokens ? nullptr : taken.data() + index; };
+    for (const int32_t outlier : cluster.outliers) {
+      if (uint8_t* at = mark(outlier)) *at = 1;
     }
-    std::sort(cluster.tail.begin(), cluster.tail.end());
+    for (const int32_t member : cluster.members) {
+      const uint8_t* at = mark(member);
+      if (at == nullptr || *at == 0) cluster.tail.push_back(member);
+    }
     outliers += static_cast<int64_t>(cluster.outliers.size());
   }
   for (const QuantizedCluster& cluster : out.clusters) {
@@ -141,6 +146,7 @@ Result<QuantizedClusters> QuantizeClusters(const Values& k, const Values& v, std
     tiers.push_back({cluster.id, cluster.members, cluster.outliers, cluster.tail, {outlier_rows, outlier_rows}, {tail_rows, tail_rows}});
   }
   KVP_ASSIGN(out.receipt, VerifyConservation(tiers, tokens));
+  for (QuantizedCluster& cluster : out.clusters) SortByKey(nullptr, cluster.tail);
 
   const Values* sources[2] = {&k, &v};
   const Values* payloads[2] = {payload.k, payload.v};

@@ -96,7 +96,10 @@ Status CheckFinite(const Values& values, const char* argument) {
 
 void SortByKey(const double* keys, std::span<uint32_t> indices) {
   std::sort(indices.begin(), indices.end(),
-            [keys](uint32_t a, uint32_t b) { return keys[a] < keys[b] || (keys[a] == keys[b] && a < b); });
+            [keys](uint32_t a, uint32_t b) {
+              if (keys != nullptr && keys[a] != keys[b]) return keys[a] < keys[b];
+              return a < b;
+            });
 }
 
 }  // namespace kvpages

@@ -53,7 +53,11 @@ std::span<T> SpanOf(Bytes& bytes) {
   return {bytes.as<T>(), static_cast<size_t>(bytes.size() / sizeof(T))};
 }
 
-// Sorts indices by key, equal keys by index. Total order: the result does not depend on the library's sort.
+// Sorts indices by key, equal keys by index; by index alone where keys is null. A total order: the result does not
+// depend on the library's sort. The room's only sort, since each more costs 3 kB of WebAssembly.
 void SortByKey(const double* keys, std::span<uint32_t> indices);
+inline void SortByKey(const double* keys, std::vector<int32_t>& indices) {  // none negative
+  SortByKey(keys, {reinterpret_cast<uint32_t*>(indices.data()), indices.size()});
+}
 
 }  // namespace kvpages
