@@ -1,11 +1,1019 @@
 // SPDX-License-Identifier: Apache-2.0
+// The vector backends: one source, compiled once per target. A job that gains nothing from vectors, or whose arithmetic
+// is delicate (non-finite input to a calibration), goes to the reference, which this backend must equal in any case.
 #include "backends/simd/simd.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "backends/reference/reference.h"
+#include "formats/codec.h"
+#include "formats/row.h"
+#include "formats/schemes.h"
+#include "formats/search.h"
+
+// The targets that are backends, and no others.
+#ifndef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_AVX3_SPR)
+#endif
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backends/simd/simd.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "backends/simd/codes-inl.h"
+#include "backends/simd/packing-inl.h"
+
+HWY_BEFORE_NAMESPACE();
 namespace kvpages {
+namespace HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Elements that are worked on at once; codes wait in a buffer of this size to be packed.
+constexpr int64_t kChunk = 512;
+
+HWY_INLINE int64_t LaneCount() { return static_cast<int64_t>(hn::Lanes(DF())); }
+
+// Calls f(i, count) for whole vectors and then once for the rest.
+template <typename F>
+HWY_INLINE void ForVectors(int64_t count, F&& f) {
+  const int64_t lanes = LaneCount();
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) f(i, lanes);
+  if (i < count) f(i, count - i);
+}
+HWY_INLINE VF LoadFloats(const float* x, int64_t count) {
+  return count == LaneCount() ? hn::LoadU(DF(), x) : hn::LoadN(DF(), x, static_cast<size_t>(count));
+}
+HWY_INLINE void StoreFloats(VF v, float* x, int64_t count) {
+  if (count == LaneCount()) hn::StoreU(v, DF(), x);
+  else hn::StoreN(v, DF(), x, static_cast<size_t>(count));
+}
+
+// ---- Dense conversions ----
+
+HWY_INLINE VU LoadHalves(const uint8_t* in, int64_t count) {
+  const DH d;
+  const auto* halves = reinterpret_cast<const uint16_t*>(in);
+  if (count == LaneCount()) return hn::PromoteTo(DU(), hn::LoadU(d, halves));
+  alignas(64) uint16_t rest[kMaxLanes] = {};
+  std::memcpy(rest, in, static_cast<size_t>(count) * 2);
+  return hn::PromoteTo(DU(), hn::LoadU(d, rest));
+}
+HWY_INLINE void StoreHalves(VU bits, uint8_t* out, int64_t count) {
+  const DH d;
+  const auto halves = hn::TruncateTo(d, bits);
+  if (count == LaneCount()) return hn::StoreU(halves, d, reinterpret_cast<uint16_t*>(out));
+  alignas(64) uint16_t rest[kMaxLanes];
+  hn::StoreU(halves, d, rest);
+  std::memcpy(out, rest, static_cast<size_t>(count) * 2);
+}
+
+void Widen(Type type, const void* in, float* out, int64_t count) {
+  if (type == Type::f32) {
+    if (count > 0) std::memmove(out, in, static_cast<size_t>(count) * 4);
+    return;
+  }
+  const auto* from = static_cast<const uint8_t*>(in);
+  if (type == Type::bf16) {
+    ForVectors(count, [&](int64_t i, int64_t n) HWY_ATTR { StoreFloats(WidenBF16(LoadHalves(from + i * 2, n)), out + i, n); });
+  } else {
+    ForVectors(count, [&](int64_t i, int64_t n) HWY_ATTR { StoreFloats(WidenF16(LoadHalves(from + i * 2, n)), out + i, n); });
+  }
+}
+
+void Narrow(Type type, const float* in, void* out, int64_t count) {
+  if (type == Type::f32) {
+    if (count > 0) std::memmove(out, in, static_cast<size_t>(count) * 4);
+    return;
+  }
+  auto* to = static_cast<uint8_t*>(out);
+  if (type == Type::bf16) {
+    ForVectors(count, [&](int64_t i, int64_t n) HWY_ATTR { StoreHalves(NarrowBF16(LoadFloats(in + i, n)), to + i * 2, n); });
+  } else {
+    ForVectors(count, [&](int64_t i, int64_t n) HWY_ATTR { StoreHalves(NarrowF16(LoadFloats(in + i, n)), to + i * 2, n); });
+  }
+}
+
+// Words of 4 bytes: an exponent of all ones in the word (f32) or in one of its halves shows in the largest magnitude.
+int64_t FirstNonFinite(Type type, const void* data, int64_t count) {
+  constexpr int64_t kStep = 1024;
+  const bool wide = type == Type::f32;
+  const int64_t size = wide ? 4 : 2;
+  const auto* bytes = static_cast<const uint8_t*>(data);
+  const DU d;
+  const VU exponent = Word(wide ? 0x7f800000u : type == Type::f16 ? 0x7c007c00u : 0x7f807f80u);
+  for (int64_t i = 0; i < count; i += kStep) {
+    const int64_t n = std::min(kStep, count - i);
+    const int64_t words = n * size / 4, lanes = LaneCount();
+    auto found = hn::MaskFalse(d);
+    int64_t w = 0;
+    for (; w + lanes <= words; w += lanes) {
+      const VU bits = hn::And(hn::LoadU(d, reinterpret_cast<const uint32_t*>(bytes + i * size) + w), exponent);
+      if (wide) {
+        found = hn::Or(found, hn::Eq(bits, exponent));
+      } else {
+        const hn::Repartition<uint16_t, DU> d16;
+        const auto same = hn::VecFromMask(d16, hn::Eq(hn::BitCast(d16, bits), hn::BitCast(d16, exponent)));
+        found = hn::Or(found, hn::Ne(hn::BitCast(d, same), hn::Zero(d)));
+      }
+    }
+    const int64_t checked = w * 4 / size;
+    const bool suspicious = !hn::AllFalse(d, found);
+    for (int64_t k = suspicious ? 0 : checked; k < n; ++k) {
+      if (!IsFinite(WidenElement(type, data, i + k))) return i + k;
+    }
+  }
+  return -1;
+}
+
+// ---- Runs of codes ----
+
+// Codes of x[0, count), a byte each. Scale and zero point of element i by `at(i, n)`.
+template <typename C, typename At>
+HWY_INLINE void EncodeRun(const C& code, const float* HWY_RESTRICT x, int64_t count, uint8_t* HWY_RESTRICT out, uint8_t mask, const At& at) {
+  const int64_t lanes = LaneCount();
+  const DF d;
+  const hn::Repartition<int16_t, DF> d16;
+  const hn::Repartition<int8_t, DF> d8;
+  const hn::Repartition<uint8_t, DF> u8;
+  int64_t i = 0;
+  for (; i + 4 * lanes <= count; i += 4 * lanes) {
+    VI v[4];
+    for (int k = 0; k < 4; ++k) {
+      const int64_t first = i + k * lanes;
+      VF scale, zero;
+      at(first, lanes, &scale, &zero);
+      v[k] = code.Encode(hn::LoadU(d, x + first), scale, zero);
+    }
+    const auto low = hn::OrderedDemote2To(d16, v[0], v[1]), high = hn::OrderedDemote2To(d16, v[2], v[3]);
+    if constexpr (C::kSigned) {
+      // Signed codes, and unsigned ones below 128, fit int8; uint8 codes do not, so those take the other way.
+      if (mask == 0xff && code.sign == 0) {
+        hn::StoreU(hn::OrderedDemote2To(u8, low, high), u8, out + i);
+      } else {
+        hn::StoreU(hn::And(hn::BitCast(u8, hn::OrderedDemote2To(d8, low, high)), hn::Set(u8, mask)), u8, out + i);
+      }
+    } else {
+      hn::StoreU(hn::OrderedDemote2To(u8, low, high), u8, out + i);
+    }
+  }
+  for (; i < count; i += lanes) {
+    const int64_t n = std::min(lanes, count - i);
+    VF scale, zero;
+    at(i, n, &scale, &zero);
+    alignas(64) int32_t rest[kMaxLanes];
+    hn::StoreU(code.Encode(LoadFloats(x + i, n), scale, zero), DI(), rest);
+    for (int64_t k = 0; k < n; ++k) out[i + k] = static_cast<uint8_t>(rest[k] & mask);
+  }
+}
+
+template <typename C, typename At>
+HWY_INLINE void DecodeRun(const C& code, const uint8_t* HWY_RESTRICT codes, int64_t count, float* HWY_RESTRICT out, const At& at) {
+  const int64_t lanes = LaneCount();
+  const DB d8;
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    VF scale, zero;
+    at(i, lanes, &scale, &zero);
+    hn::StoreU(code.Decode(hn::PromoteTo(DU(), hn::LoadU(d8, codes + i)), scale, zero), DF(), out + i);
+  }
+  if (i < count) {
+    alignas(64) uint8_t rest[kMaxLanes] = {};
+    std::memcpy(rest, codes + i, static_cast<size_t>(count - i));
+    VF scale, zero;
+    at(i, count - i, &scale, &zero);
+    StoreFloats(code.Decode(hn::PromoteTo(DU(), hn::LoadU(d8, rest)), scale, zero), out + i, count - i);
+  }
+}
+
+struct OneScale {
+  VF scale, zero;
+  HWY_INLINE void operator()(int64_t, int64_t, VF* s, VF* z) const {
+    *s = scale;
+    *z = zero;
+  }
+};
+struct ScaleEach {
+  const float* scales;
+  const float* zeros;
+  HWY_INLINE void operator()(int64_t i, int64_t n, VF* s, VF* z) const {
+    *s = LoadFloats(scales + i, n);
+    *z = LoadFloats(zeros + i, n);
+  }
+};
+
+// Calls f with the vector arithmetic of a codec; false where there is none.
+template <typename F>
+bool WithCode(const Codec& codec, F&& f) {
+  if (codec.kivi) return false;
+  switch (codec.family) {
+    case Family::kInteger:
+      f(IntegerCode{static_cast<float>(codec.lo), static_cast<float>(codec.hi), codec.is_signed ? 1u << (codec.bits - 1) : 0u});
+      return true;
+    case Family::kFloatCode:
+      if (codec.type == Type::e4m3) f(FloatCode<0>{codec.overflow_nan});
+      else if (codec.type == Type::e5m2) f(FloatCode<1>{codec.overflow_nan});
+      else if (codec.type == Type::e2m1) f(FloatCode<2>{});
+      else f(FloatCode<3>{});
+      return true;
+    case Family::kLevels:
+      if (codec.bits == 4) f(LevelCode<4>());
+      else if (codec.bits == 3) f(LevelCode<3>());
+      else f(LevelCode<2>());
+      return true;
+    default: return false;
+  }
+}
+
+uint8_t MaskOf(int bits) { return static_cast<uint8_t>((1 << bits) - 1); }
+
+// Rotation of formats/hadamard.h. Strides below a vector go through memory one pair at a time.
+void Rotate(float* row, int64_t width, int64_t n) {
+  const int64_t lanes = LaneCount();
+  const DF d;
+  if (n < 2 * lanes) return RotateRow(row, width, n);
+  const VF factor = Value(static_cast<float>(1.0 / std::sqrt(static_cast<double>(n))));
+  for (int64_t run = 0; run < width; run += n) {
+    for (int64_t i = run; i < run + n; i += lanes) {
+      VF v = hn::LoadU(d, row + i);
+      // a + b where the lane's bit is clear, a - b where it is set, with b the lane across the bit.
+      const auto lane = hn::Iota(DU(), 0u);
+      for (int64_t stride = 1; stride < lanes; stride *= 2) {
+        const VU bit = Word(static_cast<uint32_t>(stride));
+        const VF other = hn::TableLookupLanes(v, hn::IndicesFromVec(d, hn::Xor(lane, bit)));
+        const auto upper = hn::RebindMask(d, hn::Ne(hn::And(lane, bit), hn::Zero(DU())));
+        v = hn::Add(hn::IfThenElse(upper, other, v), hn::IfThenElse(upper, hn::Neg(v), other));
+      }
+      hn::StoreU(v, d, row + i);
+    }
+    for (int64_t stride = lanes; stride < n; stride *= 2) {
+      for (int64_t i = run; i < run + n; i += 2 * stride) {
+        for (int64_t j = i; j < i + stride; j += lanes) {
+          const VF a = hn::LoadU(d, row + j), b = hn::LoadU(d, row + j + stride);
+          hn::StoreU(hn::Add(a, b), d, row + j);
+          hn::StoreU(hn::Sub(a, b), d, row + j + stride);
+        }
+      }
+    }
+    for (int64_t j = run; j < run + n; j += lanes) hn::StoreU(hn::Mul(hn::LoadU(d, row + j), factor), d, row + j);
+  }
+}
+
+// ---- Dequantize ----
+
+template <typename C>
+void DequantizeRows(const DequantizeJob& job, const Codec& codec, const C& code) {
+  const Shape& shape = job.shape;
+  const int64_t width = shape.width;
+  uint8_t buffer[kChunk + 16];
+  alignas(64) float scales[kChunk], zeros[kChunk];
+  const bool each = job.grid.stride[3] != 0 && job.grid.div[3] == 1;
+  const bool plain = each && codec.scale_type == ScaleType::kF32;  // scales are read where they are
+  if (each && job.zeros == nullptr) std::fill(zeros, zeros + kChunk, 0.0f);
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    for (int64_t h = 0; h < shape.heads; ++h) {
+      float* const head = job.out + b * job.batch_stride + h * job.head_stride;
+      for (int64_t begin = 0; begin < width; begin += kChunk) {
+        const int64_t count = std::min(kChunk, width - begin);
+        int64_t loaded = -1;  // index of the scales in `scales`
+        for (int64_t t = job.begin; t < job.end; ++t) {
+          float* out = head + (t - job.begin) * job.token_stride + begin;
+          const int64_t first = ((b * shape.heads + h) * shape.tokens + t) * width + begin;
+          const uint8_t* codes = UnpackCodes(codec.bits, job.codes, first, count, buffer);
+          const int64_t index = job.grid.Index(b, h, t, begin);
+          if (each) {
+            if (loaded != index) {
+              for (int64_t i = 0; i < count && (!plain || job.zeros != nullptr); ++i) {
+                const Scale scale = LoadScaleAt(codec, job.scales, job.zeros, job.global, index + i * job.grid.stride[3]);
+                scales[i] = scale.value;
+                zeros[i] = static_cast<float>(scale.zero);
+              }
+              if (plain && job.zeros == nullptr) {
+                for (int64_t i = 0; i < count; ++i) std::memcpy(scales + i, job.scales + (index + i * job.grid.stride[3]) * 4, 4);
+              }
+              loaded = index;
+            }
+            DecodeRun(code, codes, count, out, ScaleEach{scales, zeros});
+            continue;
+          }
+          const int64_t run = job.grid.stride[3] == 0 ? width : job.grid.div[3];
+          for (int64_t i = 0; i < count;) {
+            const int64_t n = std::min(count - i, run - (begin + i) % run);
+            const Scale scale = LoadScaleAt(codec, job.scales, job.zeros, job.global, job.grid.Index(b, h, t, begin + i));
+            DecodeRun(code, codes + i, n, out + i, OneScale{Value(scale.value), Value(static_cast<float>(scale.zero))});
+            i += n;
+          }
+        }
+      }
+    }
+  }
+}
+
+void FinishRows(const DequantizeJob& job) {
+  const Shape& shape = job.shape;
+  if (job.hadamard == 0 && job.center == nullptr) return;
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    for (int64_t h = 0; h < shape.heads; ++h) {
+      for (int64_t t = job.begin; t < job.end; ++t) {
+        float* row = job.out + b * job.batch_stride + h * job.head_stride + (t - job.begin) * job.token_stride;
+        if (job.hadamard > 0) Rotate(row, shape.width, job.hadamard);
+        if (job.center == nullptr) continue;
+        const auto* center = reinterpret_cast<const uint8_t*>(job.center + h * shape.width);
+        ForVectors(shape.width, [&](int64_t i, int64_t n) HWY_ATTR {
+          StoreFloats(hn::Add(LoadFloats(row + i, n), WidenBF16(LoadHalves(center + i * 2, n))), row + i, n);
+        });
+      }
+    }
+  }
+}
+
+// nvfp4, mxfp4, mxfp8: codes with a factor per block, in one or two products.
+void DequantizeBlocks(const DequantizeJob& job) {
+  const Shape& shape = job.shape;
+  const TypeInfo& info = Info(job.spec.type);
+  const bool nv = info.block == kNvfp4Block, wide = info.bits == 8;
+  uint8_t buffer[kLargestSchemeBlock + 16];
+  const VF global = Value(job.global);
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    for (int64_t h = 0; h < shape.heads; ++h) {
+      for (int64_t t = job.begin; t < job.end; ++t) {
+        float* row = job.out + b * job.batch_stride + h * job.head_stride + (t - job.begin) * job.token_stride;
+        const int64_t first = ((b * shape.heads + h) * shape.tokens + t) * shape.width;
+        for (int64_t d = 0; d < shape.width; d += info.block) {
+          const uint8_t* codes = UnpackCodes(info.bits, job.codes, first + d, info.block, buffer);
+          const uint8_t byte = job.scales[(first + d) / info.block];
+          const VF scale = Value(nv ? FromE4M3(byte) : FromE8M0(byte));
+          const int64_t lanes = LaneCount();
+          for (int64_t i = 0; i < info.block; i += lanes) {
+            const VU code = hn::PromoteTo(DU(), hn::LoadU(DB(), codes + i));
+            VF value = hn::Mul(wide ? DecodeE4M3(code) : DecodeE2M1(code), scale);
+            if (nv) value = hn::Mul(value, global);
+            hn::StoreU(value, DF(), row + d + i);
+          }
+        }
+      }
+    }
+  }
+}
+
+void Dequantize(const DequantizeJob& job) {
+  const TypeInfo& info = Info(job.spec.type);
+  if (info.family == Family::kScheme) {
+    if (LlamaBlockBytes(info.type) > 0) return kReferenceBackend.dequantize(job);
+    DequantizeBlocks(job);
+    return FinishRows(job);
+  }
+  const Codec codec = MakeCodec(job.spec);
+  if (!WithCode(codec, [&](const auto& code) { DequantizeRows(job, codec, code); })) return kReferenceBackend.dequantize(job);
+  FinishRows(job);
+}
+
+// ---- Quantize ----
+
+const float kZeroRow[kChunk] = {};
+
+// Codes in the order of the stream. Reserve, write bytes, Commit.
+class Packer {
+ public:
+  Packer(int bits, uint8_t* out) : bits_(bits), out_(out) {}
+  uint8_t* Reserve(int64_t count) {
+    if (bits_ == 8) return out_;
+    if (filled_ + count > 2 * kChunk) Flush();
+    return buffer_ + filled_;
+  }
+  void Commit(int64_t count) {
+    if (bits_ == 8) out_ += count;
+    else filled_ += count;
+  }
+  void Finish() {
+    if (bits_ != 8 && filled_ > 0) PackCodes(bits_, buffer_, filled_, out_);
+  }
+
+ private:
+  void Flush() {
+    const int64_t whole = filled_ / 8 * 8;
+    PackCodes(bits_, buffer_, whole, out_);
+    out_ += whole * bits_ / 8;
+    std::memmove(buffer_, buffer_ + whole, static_cast<size_t>(filled_ - whole));
+    filled_ -= whole;
+  }
+  int bits_;
+  uint8_t* out_;
+  int64_t filled_ = 0;
+  uint8_t buffer_[2 * kChunk + 64];
+};
+
+struct Range {
+  VF lo, hi;
+  HWY_INLINE void Add(VF x) {
+    lo = hn::Min(lo, x);
+    hi = hn::Max(hi, x);
+  }
+};
+// No default member initializers: a compiler-made constructor would not be compiled for the target.
+HWY_INLINE Range EmptyRange() { return {Value(INFINITY), Value(-INFINITY)}; }
+
+// Sum of formats/search.h's halving tree over values[0, count); `values` is overwritten and has room up to the next
+// power of two, at least one vector.
+float SumTree(float* values, int64_t count) {
+  const int64_t lanes = LaneCount();
+  int64_t padded = 1;
+  while (padded < count) padded *= 2;
+  std::fill(values + count, values + padded, 0.0f);
+  const DF d;
+  for (int64_t half = padded / 2; half >= 1; half /= 2) {
+    if (half >= lanes) {
+      for (int64_t i = 0; i < half; i += lanes) hn::StoreU(hn::Add(hn::LoadU(d, values + i), hn::LoadU(d, values + i + half)), d, values + i);
+    } else {
+      for (int64_t i = 0; i < half; ++i) values[i] = values[i] + values[i + half];
+    }
+  }
+  return values[0];
+}
+
+constexpr int64_t kMostSearched = 512;       // elements of a token block that the vector search takes
+constexpr int64_t kMostSearchedTokens = 64;  // tokens of a channel block
+
+template <typename C>
+class Quantizer {
+ public:
+  Quantizer(const QuantizeJob& job, const Codec& codec, const C& code)
+      : job_(job), codec_(codec), code_(code), width_(job.shape.width), has_zeros_(SizesOf(job.spec, job.shape).zeros > 0) {}
+
+  // False where a transformed row is not finite: the reference then does the job.
+  bool Run() {
+    const Calibration calibration = job_.spec.calibration;
+    Packer packer(codec_.bits, job_.codes);
+    if (calibration == Calibration::kGiven) return EncodeAll(&packer);
+    *job_.global = 1.0f;
+    if (job_.spec.scale_type == ScaleType::kE4M3) {
+      largest_ = 0;
+      ForBlocks([&](int64_t b, int64_t h, int64_t t, int64_t tokens, int64_t valid, const float* const* rows) {
+        (void)tokens;
+        Calibrate(b, h, t, valid, rows, true);
+      });
+      if (job_.spec.axis == Axis::kTensor || job_.spec.axis == Axis::kHead) FinishWhole(true);
+      *job_.global = E4M3Global(largest_);
+    }
+    global_ = *job_.global;
+    if (job_.spec.axis == Axis::kTensor || job_.spec.axis == Axis::kHead) {
+      ForBlocks([&](int64_t b, int64_t h, int64_t t, int64_t, int64_t valid, const float* const* rows) { Calibrate(b, h, t, valid, rows, false); });
+      FinishWhole(false);
+      return ok_ && EncodeAll(&packer);
+    }
+    ForBlocks([&](int64_t b, int64_t h, int64_t t, int64_t tokens, int64_t valid, const float* const* rows) {
+      Calibrate(b, h, t, valid, rows, false);
+      EncodeRows(b, h, t, tokens, valid, rows, &packer);
+    });
+    packer.Finish();
+    return ok_;
+  }
+
+ private:
+  bool Transformed() const { return job_.source_type != Type::f32 || job_.center != nullptr || job_.hadamard > 0; }
+
+  // A row as the coders see it: the caller's memory where nothing is done to it, else `out`.
+  const float* Row(int64_t b, int64_t h, int64_t t, float* out) {
+    const int64_t first = b * job_.batch_stride + h * job_.head_stride + t * job_.token_stride;
+    if (!Transformed()) return static_cast<const float*>(job_.source) + first;
+    Widen(job_.source_type, static_cast<const uint8_t*>(job_.source) + first * (job_.source_type == Type::f32 ? 4 : 2), out, width_);
+    if (job_.center != nullptr) {
+      const auto* center = reinterpret_cast<const uint8_t*>(job_.center + h * width_);
+      ForVectors(width_, [&](int64_t i, int64_t n) HWY_ATTR {
+        StoreFloats(hn::Sub(LoadFloats(out + i, n), WidenBF16(LoadHalves(center + i * 2, n))), out + i, n);
+      });
+    }
+    if (job_.hadamard > 0) Rotate(out, width_, job_.hadamard);
+    if (job_.center != nullptr || job_.hadamard > 0) ok_ = ok_ && FirstNonFinite(Type::f32, out, width_) < 0;
+    return out;
+  }
+
+  // Calls f(b, h, first token, tokens, valid tokens, rows) for each block of tokens that is worked on at once: a row, or
+  // a channel block.
+  template <typename F>
+  void ForBlocks(const F& f) {
+    const Shape& shape = job_.shape;
+    const bool channel = job_.spec.axis == Axis::kChannel;
+    const int64_t block = channel ? job_.spec.block : 1;
+    const float* rows[kMostRows];
+    for (int64_t b = 0; b < shape.batch; ++b) {
+      for (int64_t h = 0; h < shape.heads; ++h) {
+        for (int64_t t = 0; t < shape.tokens; t += block) {
+          const int64_t tokens = std::min(block, shape.tokens - t), valid = std::clamp<int64_t>(job_.valid - t, 0, tokens);
+          for (int64_t i = 0; i < valid; ++i) rows[i] = Row(b, h, t + i, job_.scratch + i * width_);
+          f(b, h, t, tokens, valid, rows);
+        }
+      }
+    }
+  }
+
+  // ---- Calibration ----
+
+  void Calibrate(int64_t b, int64_t h, int64_t t, int64_t valid, const float* const* rows, bool only_largest) {
+    const int64_t block = job_.spec.block;
+    switch (job_.spec.axis) {
+      case Axis::kToken:
+        for (int64_t d = 0; d < width_; d += block) {
+          CalibrateRun(job_.grid.Index(b, h, t, d), valid > 0 ? rows[0] + d : kZeroRow, valid > 0 ? std::min(block, width_ - d) : 0, only_largest);
+        }
+        return;
+      case Axis::kChannel:
+        ForVectors(width_, [&](int64_t d, int64_t n) HWY_ATTR { CalibrateChannels(job_.grid.Index(b, h, t, d), d, n, valid, rows, only_largest); });
+        return;
+      default: {
+        // Tensor and head: only the range is kept; FinishWhole makes the scale.
+        if (job_.spec.axis == Axis::kHead && h != whole_head_) {
+          if (whole_head_ >= 0) FinishWhole(only_largest);
+          whole_head_ = h;
+        }
+        if (valid == 0) return;
+        Range range = EmptyRange();
+        const int64_t lanes = LaneCount();
+        int64_t d = 0;
+        for (; d + lanes <= width_; d += lanes) range.Add(hn::LoadU(DF(), rows[0] + d));
+        whole_lo_ = std::min(whole_lo_, hn::ReduceMin(DF(), range.lo));
+        whole_hi_ = std::max(whole_hi_, hn::ReduceMax(DF(), range.hi));
+        for (; d < width_; ++d) {
+          whole_lo_ = std::min(whole_lo_, rows[0][d]);
+          whole_hi_ = std::max(whole_hi_, rows[0][d]);
+        }
+      }
+    }
+  }
+
+  void FinishWhole(bool only_largest) {
+    const int64_t index = job_.spec.axis == Axis::kHead ? std::max<int64_t>(whole_head_, 0) : 0;
+    const float lo = whole_lo_ > whole_hi_ ? 0.0f : whole_lo_, hi = whole_lo_ > whole_hi_ ? 0.0f : whole_hi_;
+    whole_lo_ = INFINITY;
+    whole_hi_ = -INFINITY;
+    whole_head_ = -1;
+    if (only_largest) largest_ = std::max(largest_, TopScale(lo, hi, 0));
+    else StoreOne(index, lo, hi);
+  }
+
+  bool Symmetric() const { return codec_.family == Family::kFloatCode || codec_.is_signed; }
+
+  // The largest scale that a group may get, before it is stored.
+  float TopScale(float lo, float hi, float rms) const {
+    if (codec_.family == Family::kLevels) return rms * RmsRatio(kRmsRatioCount - 1);
+    if (Symmetric()) return std::max(std::fabs(lo), std::fabs(hi)) / codec_.top;
+    if (job_.spec.calibration == Calibration::kMinmax || codec_.zero_offset == 0) return (std::max(hi, 0.0f) - std::min(lo, 0.0f)) / codec_.top;
+    return std::max((hi - lo) / codec_.top, std::max({lo, -hi, 0.0f}) / static_cast<float>(codec_.zero_offset));
+  }
+
+  StoredScale Store(float scale) const {
+    StoredScale stored = StoreScale(job_.spec.scale_type, scale, global_);
+    if (codec_.e8m0_zero && job_.spec.scale_type == ScaleType::kE8M0 && stored.bits == 0) stored.value = 0;
+    return stored;
+  }
+  int32_t ZeroPoint(float low, float scale) const {
+    return EncodeInteger(-low, scale, 0, -codec_.zero_offset, static_cast<int32_t>(codec_.top) + codec_.zero_offset);
+  }
+  void Put(int64_t index, const StoredScale& stored, int32_t zero) {
+    PutScale(job_.spec.scale_type, job_.scales, index, stored.bits);
+    if (has_zeros_) job_.zeros[index] = static_cast<uint8_t>(zero + codec_.zero_offset);
+  }
+
+  // absmax and minmax.
+  void StoreOne(int64_t index, float lo, float hi) {
+    const StoredScale stored = Store(TopScale(lo, hi, 0));
+    Put(index, stored, Symmetric() ? 0 : ZeroPoint(std::min(lo, 0.0f), stored.value));
+  }
+
+  void CalibrateRun(int64_t index, const float* x, int64_t count, bool only_largest) {
+    float lo = INFINITY, hi = -INFINITY;
+    const int64_t lanes = LaneCount();
+    Range range = EmptyRange();
+    int64_t i = 0;
+    for (; i + lanes <= count; i += lanes) range.Add(hn::LoadU(DF(), x + i));
+    if (i > 0) {
+      lo = hn::ReduceMin(DF(), range.lo);
+      hi = hn::ReduceMax(DF(), range.hi);
+    }
+    for (; i < count; ++i) {
+      lo = std::min(lo, x[i]);
+      hi = std::max(hi, x[i]);
+    }
+    if (count == 0) lo = hi = 0;
+    float rms = 0;
+    if (codec_.family == Family::kLevels && count > 0) {
+      ForVectors(count, [&](int64_t k, int64_t n) HWY_ATTR {
+        const VF v = LoadFloats(x + k, n);
+        StoreFloats(hn::Mul(v, v), errors_ + k, n);
+      });
+      rms = std::sqrt(SumTree(errors_, count) / static_cast<float>(count));
+    }
+    if (only_largest) {
+      largest_ = std::max(largest_, TopScale(lo, hi, rms));
+    } else if (job_.spec.calibration == Calibration::kMse) {
+      SearchRun(index, x, count, lo, hi, rms);
+    } else {
+      StoreOne(index, lo, hi);
+    }
+  }
+
+  // Scale and zero point of candidate i for scalars.
+  StoredScale Candidate(int i, float lo, float hi, float rms, int32_t* zero) const {
+    *zero = 0;
+    if (codec_.family == Family::kLevels) return Store(rms * RmsRatio(i));
+    if (Symmetric()) return Store((Ratio(i) * std::max(std::fabs(lo), std::fabs(hi))) / codec_.top);
+    const StoredScale stored = Store(Ratio(i) * TopScale(lo, hi, rms));
+    const bool with_zero = codec_.zero_offset == 0;
+    const float from = with_zero ? std::min(lo, 0.0f) : lo, to = with_zero ? std::max(hi, 0.0f) : hi;
+    *zero = ZeroPoint((from + to) * 0.5f - (Ratio(i) * (to - from)) * 0.5f, stored.value);
+    return stored;
+  }
+
+  // Candidates from the largest scale down, an equal error winning, so that the first of the smallest errors is kept as
+  // in the other order. A signed code cannot pass the end of its range: once the largest element alone costs more than
+  // the best sum, every smaller scale does too (rounding is monotonic, and a sum is never below one of its terms).
+  void SearchRun(int64_t index, const float* x, int64_t count, float lo, float hi, float rms) {
+    const bool levels = codec_.family == Family::kLevels;
+    const float amax = std::max(std::fabs(lo), std::fabs(hi));
+    const bool prune = codec_.family == Family::kInteger && codec_.is_signed;
+    StoredScale best{};
+    int32_t best_zero = 0;
+    float best_error = 0;
+    bool any = false;
+    for (int i = (levels ? kRmsRatioCount : kRatioCount) - 1; i >= 0; --i) {
+      int32_t zero;
+      const StoredScale stored = Candidate(i, lo, hi, rms, &zero);
+      if (prune && any) {
+        const float end = amax - codec_.top * stored.value;
+        if (end > 0 && end * end > best_error) break;
+      }
+      if (any && stored.bits == best.bits && zero == best_zero) continue;  // the same scale: the same error
+      const VF scale = Value(stored.value), zero_point = Value(static_cast<float>(zero));
+      ForVectors(count, [&](int64_t k, int64_t n) HWY_ATTR {
+        const VF v = LoadFloats(x + k, n), e = hn::Sub(v, RoundTrip(v, scale, zero_point));
+        StoreFloats(hn::Mul(e, e), errors_ + k, n);
+      });
+      const float error = count == 0 ? 0.0f : SumTree(errors_, count);
+      if (any && !(error <= best_error)) continue;
+      best = stored;
+      best_zero = zero;
+      best_error = error;
+      any = true;
+    }
+    Put(index, best, best_zero);
+  }
+
+  HWY_INLINE VF RoundTrip(VF x, VF scale, VF zero) const {
+    if constexpr (std::is_same_v<C, LevelCode<4>> || std::is_same_v<C, LevelCode<3>> || std::is_same_v<C, LevelCode<2>>) {
+      VU code;
+      const VF level = code_.Nearest(hn::Div(x, scale), &code);
+      return hn::IfThenElseZero(hn::Ne(scale, hn::Zero(DF())), hn::Mul(level, scale));
+    } else if constexpr (C::kSigned) {
+      // The code as it is encoded: sign-extended, so no flip.
+      return hn::Mul(hn::Sub(hn::ConvertTo(DF(), code_.Encode(x, scale, zero)), zero), scale);
+    } else {
+      return code_.Decode(hn::BitCast(DU(), code_.Encode(x, scale, zero)), scale, zero);
+    }
+  }
+
+  // n channels from d on, one to a lane.
+  void CalibrateChannels(int64_t index, int64_t d, int64_t n, int64_t valid, const float* const* rows, bool only_largest) {
+    Range range = EmptyRange();
+    for (int64_t t = 0; t < valid; ++t) range.Add(LoadFloats(rows[t] + d, n));
+    const VF none = hn::Zero(DF());
+    const VF lo = valid > 0 ? range.lo : none, hi = valid > 0 ? range.hi : none;
+    const VF amax = hn::Max(hn::Abs(lo), hn::Abs(hi));
+    VF rms = none;
+    if (codec_.family == Family::kLevels && valid > 0) {
+      rms = hn::Sqrt(hn::Div(TreeOf(valid, [&](int64_t t) HWY_ATTR {
+                               const VF v = LoadFloats(rows[t] + d, n);
+                               return hn::Mul(v, v);
+                             }),
+                             Value(static_cast<float>(valid))));
+    }
+    VF top;
+    const VF range_top = Value(codec_.top);
+    if (codec_.family == Family::kLevels) top = hn::Mul(rms, Value(RmsRatio(kRmsRatioCount - 1)));
+    else if (Symmetric()) top = hn::Div(amax, range_top);
+    else if (job_.spec.calibration == Calibration::kMinmax || codec_.zero_offset == 0) top = hn::Div(hn::Sub(hn::Max(hi, none), hn::Min(lo, none)), range_top);
+    else top = hn::Max(hn::Div(hn::Sub(hi, lo), range_top),
+                       hn::Div(hn::Max(hn::Max(lo, hn::Neg(hi)), none), Value(static_cast<float>(codec_.zero_offset))));
+    if (only_largest) {
+      alignas(64) float tops[kMaxLanes];
+      hn::StoreU(top, DF(), tops);
+      for (int64_t i = 0; i < n; ++i) largest_ = std::max(largest_, tops[i]);
+      return;
+    }
+    const VF g = Value(global_);
+    const auto store = [&](VF s) HWY_ATTR {
+      Stored stored = StoreScales(job_.spec.scale_type, s, g);
+      if (codec_.e8m0_zero && job_.spec.scale_type == ScaleType::kE8M0) {
+        stored.value = hn::IfThenElseZero(hn::RebindMask(DF(), hn::Ne(stored.bits, hn::Zero(DU()))), stored.value);
+      }
+      return stored;
+    };
+    const auto zero_point = [&](VF low, VF scale) HWY_ATTR {
+      VF q = hn::Round(hn::Div(hn::Neg(low), scale));
+      q = hn::IfThenElseZero(hn::And(hn::Eq(q, q), hn::Ne(scale, none)), q);
+      const auto offset = static_cast<float>(codec_.zero_offset);
+      return hn::Min(hn::Max(q, Value(-offset)), Value(codec_.top + offset));
+    };
+    VU bits;
+    VF zero = none;
+    if (job_.spec.calibration != Calibration::kMse) {
+      const Stored stored = store(top);
+      bits = stored.bits;
+      if (!Symmetric()) zero = zero_point(hn::Min(lo, none), stored.value);
+    } else {
+      bits = SearchChannels(d, n, valid, rows, lo, hi, amax, rms, top, store, zero_point, &zero);
+    }
+    alignas(64) uint32_t stored_bits[kMaxLanes];
+    alignas(64) float zeros[kMaxLanes];
+    hn::StoreU(bits, DU(), stored_bits);
+    hn::StoreU(zero, DF(), zeros);
+    for (int64_t i = 0; i < n; ++i) {
+      Put(index + i, {stored_bits[i], 0}, static_cast<int32_t>(zeros[i]));
+    }
+  }
+
+  // SearchRun with a group in every lane.
+  template <typename StoreF, typename ZeroF>
+  VU SearchChannels(int64_t d, int64_t n, int64_t valid, const float* const* rows, VF lo, VF hi, VF amax, VF rms, VF top, const StoreF& store,
+                    const ZeroF& zero_point, VF* best_zero) const {
+    const bool levels = codec_.family == Family::kLevels, symmetric = Symmetric();
+    const bool prune = codec_.family == Family::kInteger && codec_.is_signed;
+    const VF none = hn::Zero(DF());
+    const bool with_zero = codec_.zero_offset == 0;
+    const VF from = with_zero ? hn::Min(lo, none) : lo, to = with_zero ? hn::Max(hi, none) : hi;
+    VU best_bits = hn::Zero(DU());
+    VF best_error = none;
+    bool any = false;
+    for (int i = (levels ? kRmsRatioCount : kRatioCount) - 1; i >= 0; --i) {
+      const VF ratio = Value(levels ? RmsRatio(i) : Ratio(i));
+      const Stored stored = store(levels ? hn::Mul(rms, ratio) : symmetric ? hn::Div(hn::Mul(ratio, amax), Value(codec_.top)) : hn::Mul(ratio, top));
+      VF zero = none;
+      if (!levels && !symmetric) {
+        zero = zero_point(hn::Sub(hn::Mul(hn::Add(from, to), Value(0.5f)), hn::Mul(hn::Mul(ratio, hn::Sub(to, from)), Value(0.5f))), stored.value);
+      }
+      if (prune && any) {
+        const VF end = hn::Max(hn::Sub(amax, hn::Mul(Value(codec_.top), stored.value)), none);
+        if (hn::AllTrue(DF(), hn::Gt(hn::Mul(end, end), best_error))) break;
+      }
+      const VF error = valid == 0 ? none : TreeOf(valid, [&](int64_t t) HWY_ATTR {
+        const VF x = LoadFloats(rows[t] + d, n), e = hn::Sub(x, RoundTrip(x, stored.value, zero));
+        return hn::Mul(e, e);
+      });
+      const auto better = any ? hn::Le(error, best_error) : hn::Eq(none, none);
+      best_bits = hn::IfThenElse(hn::RebindMask(DU(), better), stored.bits, best_bits);
+      best_error = hn::IfThenElse(better, error, best_error);
+      *best_zero = hn::IfThenElse(better, zero, *best_zero);
+      any = true;
+    }
+    return best_bits;
+  }
+
+  // The halving tree over `count` vectors.
+  template <typename F>
+  HWY_INLINE VF TreeOf(int64_t count, const F& element) const {
+    VF sums[kMostSearchedTokens];
+    int64_t padded = 1;
+    while (padded < count) padded *= 2;
+    if (padded == 1) return element(0);
+    const int64_t half = padded / 2;
+    for (int64_t i = 0; i < half; ++i) {
+      sums[i] = i < count ? element(i) : hn::Zero(DF());
+      if (i + half < count) sums[i] = hn::Add(sums[i], element(i + half));
+      else sums[i] = hn::Add(sums[i], hn::Zero(DF()));
+    }
+    for (int64_t m = half / 2; m >= 1; m /= 2) {
+      for (int64_t i = 0; i < m; ++i) sums[i] = hn::Add(sums[i], sums[i + m]);
+    }
+    return sums[0];
+  }
+
+  // ---- Encoding ----
+
+  bool EncodeAll(Packer* packer) {
+    const Axis axis = job_.spec.axis;
+    const bool rowwise = axis != Axis::kChannel && job_.grid.stride[3] == 0;
+    if (rowwise || job_.grid.div[3] > 1 || axis == Axis::kToken || axis == Axis::kChannel) {
+      ForBlocks([&](int64_t b, int64_t h, int64_t t, int64_t tokens, int64_t valid, const float* const* rows) {
+        EncodeRows(b, h, t, tokens, valid, rows, packer);
+      });
+    }
+    packer->Finish();
+    return ok_;
+  }
+
+  void EncodeRows(int64_t b, int64_t h, int64_t t, int64_t tokens, int64_t valid, const float* const* rows, Packer* packer) {
+    const bool each = job_.grid.stride[3] != 0 && job_.grid.div[3] == 1;
+    const int64_t run = job_.grid.stride[3] == 0 ? width_ : job_.grid.div[3];
+    const uint8_t mask = MaskOf(codec_.bits);
+    const uint8_t* zeros = has_zeros_ ? job_.zeros : nullptr;
+    const float global = *job_.global;
+    int64_t loaded = -1;
+    for (int64_t k = 0; k < tokens; ++k) {
+      for (int64_t begin = 0; begin < width_; begin += kChunk) {
+        const int64_t count = std::min(kChunk, width_ - begin);
+        const float* x = k < valid ? rows[k] + begin : kZeroRow;
+        uint8_t* codes = packer->Reserve(count);
+        if (each) {
+          const int64_t index = job_.grid.Index(b, h, t + k, begin);
+          if (loaded != index) {
+            for (int64_t i = 0; i < count; ++i) {
+              const Scale scale = LoadScaleAt(codec_, job_.scales, zeros, global, index + i * job_.grid.stride[3]);
+              scales_[i] = scale.value;
+              zeros_[i] = static_cast<float>(scale.zero);
+            }
+            loaded = index;
+          }
+          EncodeRun(code_, x, count, codes, mask, ScaleEach{scales_, zeros_});
+        } else {
+          for (int64_t i = 0; i < count;) {
+            const int64_t n = std::min(count - i, run - (begin + i) % run);
+            const Scale scale = LoadScaleAt(codec_, job_.scales, zeros, global, job_.grid.Index(b, h, t + k, begin + i));
+            EncodeRun(code_, x + i, n, codes + i, mask, OneScale{Value(scale.value), Value(static_cast<float>(scale.zero))});
+            i += n;
+          }
+        }
+        packer->Commit(count);
+      }
+    }
+  }
+
+ public:
+  static constexpr int64_t kMostRows = 1024;  // of a channel block
+
+ private:
+  const QuantizeJob& job_;
+  const Codec& codec_;
+  const C& code_;
+  const int64_t width_;
+  const bool has_zeros_;
+  bool ok_ = true;
+  float global_ = 1.0f, largest_ = 0.0f;
+  float whole_lo_ = INFINITY, whole_hi_ = -INFINITY;
+  int64_t whole_head_ = -1;
+  alignas(64) float errors_[kMostSearched + kMaxLanes];
+  alignas(64) float scales_[kChunk], zeros_[kChunk];
+};
+
+bool AllFinite(const QuantizeJob& job) {
+  const int64_t size = job.source_type == Type::f32 ? 4 : 2;
+  for (int64_t b = 0; b < job.shape.batch; ++b) {
+    for (int64_t h = 0; h < job.shape.heads; ++h) {
+      for (int64_t t = 0; t < job.valid; ++t) {
+        const int64_t first = b * job.batch_stride + h * job.head_stride + t * job.token_stride;
+        if (FirstNonFinite(job.source_type, static_cast<const uint8_t*>(job.source) + first * size, job.shape.width) >= 0) return false;
+      }
+    }
+  }
+  return true;
+}
+
+// Jobs that the vector code takes.
+bool Takes(const QuantizeJob& job, const Codec& codec) {
+  const Spec& spec = job.spec;
+  const bool mse = spec.calibration == Calibration::kMse;
+  if (codec.kivi || job.shape.elements() == 0) return false;
+  if (spec.axis == Axis::kHead && job.shape.batch > 1 && spec.calibration != Calibration::kGiven) return false;
+  if (mse && (spec.axis == Axis::kTensor || spec.axis == Axis::kHead)) return false;
+  if (mse && spec.axis == Axis::kToken && spec.block > kMostSearched) return false;
+  if (spec.axis == Axis::kToken && codec.family == Family::kLevels && spec.block > kMostSearched) return false;
+  if (spec.axis == Axis::kChannel && spec.block > (mse ? kMostSearchedTokens : Quantizer<IntegerCode>::kMostRows)) return false;
+  const bool plain_given = spec.calibration == Calibration::kGiven && codec.family == Family::kInteger && job.hadamard == 0 && job.center == nullptr;
+  if (job.options.non_finite == NonFinite::kError || (plain_given && job.options.non_finite == NonFinite::kPass)) return true;
+  return AllFinite(job);
+}
+
+// nvfp4: the largest magnitude of the payload, then each block with its scale's reciprocal.
+bool QuantizeNvfp4(const QuantizeJob& job) {
+  const Shape& shape = job.shape;
+  const int64_t width = shape.width, lanes = LaneCount();
+  const bool transformed = job.source_type != Type::f32 || job.center != nullptr || job.hadamard > 0;
+  bool ok = true;
+  const auto row_of = [&](int64_t b, int64_t h, int64_t t) -> const float* {
+    const int64_t first = b * job.batch_stride + h * job.head_stride + t * job.token_stride;
+    if (!transformed) return static_cast<const float*>(job.source) + first;
+    Widen(job.source_type, static_cast<const uint8_t*>(job.source) + first * (job.source_type == Type::f32 ? 4 : 2), job.scratch, width);
+    if (job.center != nullptr) {
+      for (int64_t d = 0; d < width; ++d) job.scratch[d] = job.scratch[d] - FromBF16(job.center[h * width + d]);
+    }
+    if (job.hadamard > 0) Rotate(job.scratch, width, job.hadamard);
+    ok = ok && FirstNonFinite(Type::f32, job.scratch, width) < 0;
+    return job.scratch;
+  };
+  float amax = 0;
+  if (job.options.global != GlobalScale::kGiven) {
+    VF most = hn::Zero(DF());
+    for (int64_t b = 0; b < shape.batch; ++b) {
+      for (int64_t h = 0; h < shape.heads; ++h) {
+        for (int64_t t = 0; t < job.valid; ++t) {
+          const float* row = row_of(b, h, t);
+          for (int64_t d = 0; d < width; d += lanes) most = hn::Max(most, hn::Abs(hn::LoadU(DF(), row + d)));
+        }
+      }
+    }
+    amax = hn::ReduceMax(DF(), most);
+  }
+  const float g = *job.global = Nvfp4Global(job.options, amax);
+  Packer packer(4, job.codes);
+  const hn::Repartition<int16_t, DF> d16;
+  const hn::Repartition<uint8_t, DF> u8;
+  int64_t index = 0;
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    for (int64_t h = 0; h < shape.heads; ++h) {
+      for (int64_t t = 0; t < shape.tokens; ++t) {
+        const float* row = t < job.valid ? row_of(b, h, t) : nullptr;
+        for (int64_t d = 0; d < width; d += kNvfp4Block, ++index) {
+          const float* x = row != nullptr ? row + d : kZeroRow;
+          VF most = hn::Zero(DF());
+          for (int64_t i = 0; i < kNvfp4Block; i += lanes) most = hn::Max(most, hn::Abs(hn::LoadU(DF(), x + i)));
+          const Nvfp4Scale scale = MakeNvfp4Scale(hn::ReduceMax(DF(), most), 6.0f, g);
+          job.scales[index] = scale.bits;
+          const VF inverse = Value(scale.inverse);
+          uint8_t* codes = packer.Reserve(kNvfp4Block);
+          const auto code = [&](int64_t i) HWY_ATTR { return hn::BitCast(DI(), EncodeE2M1<false>(hn::Mul(hn::LoadU(DF(), x + i), inverse))); };
+          if (lanes == 4) {
+            const auto low = hn::OrderedDemote2To(d16, code(0), code(4)), high = hn::OrderedDemote2To(d16, code(8), code(12));
+            hn::StoreU(hn::OrderedDemote2To(u8, low, high), u8, codes);
+          } else {
+            for (int64_t i = 0; i < kNvfp4Block; i += lanes) {
+              hn::StoreU(hn::DemoteTo(DB(), code(i)), DB(), codes + i);
+            }
+          }
+          packer.Commit(kNvfp4Block);
+        }
+      }
+    }
+  }
+  packer.Finish();
+  return ok;
+}
+
+void Quantize(const QuantizeJob& job) {
+  const Codec codec = MakeCodec(job.spec, job.options);
+  if (job.spec.type == Type::nvfp4 && job.shape.elements() > 0 && (job.options.non_finite == NonFinite::kError || AllFinite(job)) &&
+      QuantizeNvfp4(job)) {
+    return;
+  }
+  if (codec.family != Family::kScheme && Takes(job, codec)) {
+    bool done = false;
+    WithCode(codec, [&](const auto& code) { done = Quantizer(job, codec, code).Run(); });
+    if (done) return;
+  }
+  kReferenceBackend.quantize(job);
+}
+
+}  // namespace
+
+constexpr Backend TableOf(const char* name, bool (*available)()) {
+  return {name, available, Quantize, Dequantize, Widen, Narrow, FirstNonFinite};
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvpages
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvpages {
+namespace {
+
+#if HWY_ARCH_X86
+bool HasAvx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
+}
+bool HasAvx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
+}
+bool HasSse4() { return __builtin_cpu_supports("sse4.2"); }
+#else
+bool Always() { return true; }
+#endif
+
+}  // namespace
 
 const std::vector<const Backend*>& SimdBackends() {
-  static const auto& backends = *new std::vector<const Backend*>();
+  static const auto& backends = *new std::vector<const Backend*>{
+#define KVP_X(target, name, available) new Backend(target::TableOf(name, available)),
+#if HWY_TARGETS & HWY_AVX3
+      KVP_X(N_AVX3, "avx512", HasAvx512)
+#endif
+#if HWY_TARGETS & HWY_AVX2
+      KVP_X(N_AVX2, "avx2", HasAvx2)
+#endif
+#if HWY_TARGETS & HWY_SSE4
+      KVP_X(N_SSE4, "sse4", HasSse4)
+#endif
+#if HWY_TARGETS & HWY_NEON
+      KVP_X(N_NEON, "neon", Always)
+#endif
+#if HWY_TARGETS & HWY_WASM
+      KVP_X(N_WASM, "wasm128", Always)
+#endif
+#undef KVP_X
+  };
   return backends;
 }
 
 }  // namespace kvpages
+#endif  // HWY_ONCE

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+// Vector forms of the element arithmetic in formats/: the same f32 operations in the same order, so the same bits.
+#if defined(KVPAGES_BACKENDS_SIMD_CODES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVPAGES_BACKENDS_SIMD_CODES_INL_H_
+#undef KVPAGES_BACKENDS_SIMD_CODES_INL_H_
+#else
+#define KVPAGES_BACKENDS_SIMD_CODES_INL_H_
+#endif
+
+#include <cstdint>
+
+#include "formats/levels.h"
+#include "formats/scales.h"
+#include "formats/spec.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvpages {
+namespace HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::ScalableTag<float>;
+using DI = hn::RebindToSigned<DF>;
+using DU = hn::RebindToUnsigned<DF>;
+using DB = hn::Rebind<uint8_t, DF>;   // as many bytes as there are floats
+using DH = hn::Rebind<uint16_t, DF>;  // as many halves
+using VF = hn::Vec<DF>;
+using VI = hn::Vec<DI>;
+using VU = hn::Vec<DU>;
+
+constexpr size_t kMaxLanes = HWY_MAX_BYTES / 4;
+
+HWY_INLINE VU Bits(VF x) { return hn::BitCast(DU(), x); }
+HWY_INLINE VF Float(VU bits) { return hn::BitCast(DF(), bits); }
+HWY_INLINE VU Word(uint32_t value) { return hn::Set(DU(), value); }
+HWY_INLINE VF Value(float value) { return hn::Set(DF(), value); }
+HWY_INLINE VU Choose(hn::Mask<DU> mask, VU yes, VU no) { return hn::IfThenElse(mask, yes, no); }
+
+// ---- Dense types: core/float.h ----
+
+HWY_INLINE VF WidenBF16(VU half) { return Float(hn::ShiftLeft<16>(half)); }
+HWY_INLINE VF WidenF16(VU half) {
+  const VU sign = hn::ShiftLeft<16>(hn::And(half, Word(0x8000))), magnitude = hn::And(half, Word(0x7fff));
+  const VU shifted = hn::ShiftLeft<13>(magnitude);
+  const VU normal = hn::Add(shifted, Word(112u << 23));
+  const VU small = Bits(hn::Mul(hn::ConvertTo(DF(), hn::BitCast(DI(), magnitude)), Float(Word(0x33800000))));
+  const VU payload = hn::And(shifted, Word(0x7fffff));
+  const VU special = hn::Or(Word(0x7f800000), Choose(hn::Eq(payload, hn::Zero(DU())), payload, hn::Or(payload, Word(0x400000))));
+  const VU value = Choose(hn::Lt(magnitude, Word(0x400)), small, Choose(hn::Lt(magnitude, Word(0x7c00)), normal, special));
+  return Float(hn::Or(value, sign));
+}
+HWY_INLINE VU NarrowBF16(VF x) {
+  const VU bits = Bits(x);
+  const VU rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(Word(0x7fff), hn::And(hn::ShiftRight<16>(bits), Word(1)))));
+  const VU nan = hn::Or(hn::And(hn::ShiftRight<16>(bits), Word(0x8000)), Word(0x7fc0));
+  return Choose(hn::Gt(hn::And(bits, Word(0x7fffffff)), Word(0x7f800000)), nan, rounded);
+}
+HWY_INLINE VU NarrowF16(VF x) {
+  const VU bits = Bits(x), sign = hn::And(hn::ShiftRight<16>(bits), Word(0x8000)), magnitude = hn::And(bits, Word(0x7fffffff));
+  const VU odd = hn::And(hn::ShiftRight<13>(magnitude), Word(1));
+  const VU normal = hn::ShiftRight<13>(hn::Add(hn::Sub(magnitude, Word(112u << 23)), hn::Add(Word(0xfff), odd)));
+  const VU small = hn::Sub(Bits(hn::Add(Float(magnitude), Value(0.5f))), Word(0x3f000000));
+  VU value = Choose(hn::Lt(magnitude, Word(0x38800000)), small, normal);
+  value = Choose(hn::Lt(magnitude, Word(0x477ff000)), value, Word(0x7c00));
+  value = Choose(hn::Gt(magnitude, Word(0x7f800000)), Word(0x7e00), value);
+  return hn::Or(value, sign);
+}
+
+// ---- Float codes: formats/float_codes.h ----
+
+HWY_INLINE VU EncodeE4M3(VF x, bool overflow_nan) {
+  const VU sign = hn::And(hn::ShiftRight<24>(Bits(x)), Word(0x80)), magnitude = hn::And(Bits(x), Word(0x7fffffff));
+  const VU odd = hn::And(hn::ShiftRight<20>(magnitude), Word(1));
+  const VU normal = hn::ShiftRight<20>(hn::Add(hn::Sub(magnitude, Word(120u << 23)), hn::Add(Word(0x7ffff), odd)));
+  const VU small = hn::Sub(Bits(hn::Add(Float(magnitude), Value(16384.0f))), Word(0x46800000));
+  VU value = Choose(hn::Lt(magnitude, Word(0x3c800000)), small, normal);
+  value = Choose(hn::Gt(magnitude, Word(0x43e80000)), Word(overflow_nan ? 0x7f : 0x7e), value);
+  value = Choose(hn::Gt(magnitude, Word(0x7f800000)), Word(0x7f), value);
+  return hn::Or(value, sign);
+}
+HWY_INLINE VF DecodeE4M3(VU code) {
+  const VU sign = hn::ShiftLeft<24>(hn::And(code, Word(0x80))), magnitude = hn::And(code, Word(0x7f));
+  const VU normal = hn::Add(hn::ShiftLeft<20>(magnitude), Word(120u << 23));
+  const VU small = Bits(hn::Mul(hn::ConvertTo(DF(), hn::BitCast(DI(), magnitude)), Float(Word(0x3b000000))));
+  VU value = Choose(hn::Lt(magnitude, Word(8)), small, normal);
+  value = Choose(hn::Eq(magnitude, Word(0x7f)), Word(0x7fc00000), value);
+  return Float(hn::Or(value, sign));
+}
+HWY_INLINE VU EncodeE5M2(VF x, bool overflow_inf) {
+  const VU sign = hn::And(hn::ShiftRight<24>(Bits(x)), Word(0x80)), magnitude = hn::And(Bits(x), Word(0x7fffffff));
+  const VU odd = hn::And(hn::ShiftRight<21>(magnitude), Word(1));
+  const VU normal = hn::ShiftRight<21>(hn::Add(hn::Sub(magnitude, Word(112u << 23)), hn::Add(Word(0xfffff), odd)));
+  const VU small = hn::Sub(Bits(hn::Add(Float(magnitude), Value(128.0f))), Word(0x43000000));
+  VU value = Choose(hn::Lt(magnitude, Word(0x38800000)), small, normal);
+  value = Choose(hn::Lt(magnitude, Word(0x47700000)), value, Word(overflow_inf ? 0x7c : 0x7b));
+  value = Choose(hn::Gt(magnitude, Word(0x7f800000)), Word(0x7f), value);
+  return hn::Or(value, sign);
+}
+HWY_INLINE VF DecodeE5M2(VU code) { return WidenF16(hn::ShiftLeft<8>(code)); }
+
+template <bool kTowardZero>
+HWY_INLINE VU EncodeE2M1(VF x) {
+  const VF a = hn::Abs(x);
+  VU code = hn::Zero(DU());
+  const auto above = [&](float border) { code = hn::Sub(code, hn::VecFromMask(DU(), hn::RebindMask(DU(), hn::Gt(a, Value(border))))); };
+  const auto from = [&](float border) { code = hn::Sub(code, hn::VecFromMask(DU(), hn::RebindMask(DU(), hn::Ge(a, Value(border))))); };
+  above(0.25f);
+  above(1.25f);
+  above(2.5f);
+  above(5.0f);
+  if (kTowardZero) {
+    above(0.75f);
+    above(1.75f);
+    above(3.5f);
+  } else {
+    from(0.75f);
+    from(1.75f);
+    from(3.5f);
+  }
+  code = hn::Or(code, hn::And(hn::ShiftRight<28>(Bits(x)), Word(8)));
+  return Choose(hn::Gt(hn::And(Bits(x), Word(0x7fffffff)), Word(0x7f800000)), hn::Zero(DU()), code);
+}
+HWY_INLINE VF DecodeE2M1(VU code) {
+  const VU sign = hn::ShiftLeft<28>(hn::And(code, Word(8))), magnitude = hn::And(code, Word(7));
+  const VU small = Choose(hn::Eq(magnitude, Word(1)), Word(0x3f000000), hn::Zero(DU()));
+  const VU large = hn::Add(hn::ShiftLeft<22>(magnitude), Word(0x3f000000));
+  return Float(hn::Or(sign, Choose(hn::Lt(magnitude, Word(2)), small, large)));
+}
+
+// ---- Scales: formats/scales.h ----
+
+struct Stored {
+  VU bits;
+  VF value;
+};
+HWY_INLINE Stored StoreScales(ScaleType type, VF s, VF g) {
+  s = hn::Min(s, Value(3.4028234663852886e38f));
+  switch (type) {
+    case ScaleType::kF32: return {Bits(s), s};
+    case ScaleType::kF16: {
+      const VU bits = NarrowF16(hn::Min(s, Value(65504.0f)));
+      return {bits, WidenF16(bits)};
+    }
+    case ScaleType::kBF16: {
+      const VU bits = NarrowBF16(hn::Min(s, Value(3.3895313892515355e38f)));
+      return {bits, WidenBF16(bits)};
+    }
+    case ScaleType::kE4M3: {
+      const VU bits = EncodeE4M3(hn::Div(s, g), false);
+      return {bits, hn::Mul(DecodeE4M3(bits), g)};
+    }
+    case ScaleType::kE8M0: break;
+  }
+  const VU exponent = hn::ShiftRight<23>(Bits(s)), mantissa = hn::And(Bits(s), Word(0x7fffff));
+  const auto up = hn::Gt(mantissa, Choose(hn::Eq(exponent, hn::Zero(DU())), Word(0x400000), hn::Zero(DU())));
+  const VU bits = hn::Min(hn::Sub(exponent, hn::VecFromMask(DU(), up)), Word(254));
+  const VU value = Choose(hn::Eq(bits, hn::Zero(DU())), Word(0x400000), hn::ShiftLeft<23>(bits));
+  return {bits, hn::IfThenElseZero(hn::Ne(s, hn::Zero(DF())), Float(value))};
+}
+
+// ---- Codes ----
+// Each: Encode gives the code in the low bits (integers: sign-extended) of a value for a scale and zero point; Decode the
+// value of an unsigned code. kSigned: how 32-bit codes narrow to bytes.
+
+struct IntegerCode {
+  static constexpr bool kSigned = true;
+  float lo, hi;
+  uint32_t sign;  // 2^(bits - 1) for signed types, else 0
+  HWY_INLINE VI Encode(VF x, VF scale, VF zero) const {
+    VF q = hn::Round(hn::Div(x, scale));
+    q = hn::IfThenElseZero(hn::And(hn::Eq(q, q), hn::Ne(scale, hn::Zero(DF()))), q);
+    q = hn::Add(q, zero);
+    return hn::ConvertTo(DI(), hn::Min(hn::Max(q, Value(lo)), Value(hi)));
+  }
+  HWY_INLINE VF Decode(VU code, VF scale, VF zero) const {
+    // (code ^ sign) - sign is the signed code; small integers are exact in f32.
+    const VF flipped = hn::ConvertTo(DF(), hn::BitCast(DI(), hn::Xor(code, Word(sign))));
+    return hn::Mul(hn::Sub(flipped, hn::Add(zero, Value(static_cast<float>(sign)))), scale);
+  }
+};
+
+template <int kKind>  // 0 e4m3, 1 e5m2, 2 e2m1, 3 e2m1tz
+struct FloatCode {
+  static constexpr bool kSigned = false;
+  bool overflow_nan = false;
+  HWY_INLINE VI Encode(VF x, VF scale, VF) const {
+    const VF q = hn::Div(x, scale);
+    VU code;
+    if constexpr (kKind == 0) code = EncodeE4M3(q, overflow_nan);
+    else if constexpr (kKind == 1) code = EncodeE5M2(q, overflow_nan);
+    else if constexpr (kKind == 2) code = EncodeE2M1<false>(q);
+    else code = hn::IfThenElseZero(hn::RebindMask(DU(), hn::Ne(q, hn::Zero(DF()))), EncodeE2M1<true>(q));
+    return hn::BitCast(DI(), hn::IfThenElseZero(hn::RebindMask(DU(), hn::Ne(scale, hn::Zero(DF()))), code));
+  }
+  HWY_INLINE VF Decode(VU code, VF scale, VF) const {
+    const VF value = kKind == 0 ? DecodeE4M3(code) : kKind == 1 ? DecodeE5M2(code) : DecodeE2M1(code);
+    return hn::IfThenElseZero(hn::Ne(scale, hn::Zero(DF())), hn::Mul(value, scale));
+  }
+};
+
+template <int kBits>
+struct LevelCode {
+  static constexpr bool kSigned = false;
+  static constexpr int kHalf = 1 << (kBits - 1);
+  float positive[kHalf], middle[kHalf];  // middle[i]: border between positive level i - 1 and i, middle[0] = 0
+  LevelCode() {
+    for (int i = 0; i < kHalf; ++i) {
+      positive[i] = PositiveLevel(kBits, i);
+      middle[i] = LevelMiddle(kBits, kHalf - 1 + i);
+    }
+  }
+  // The level nearest to q by the borders, and its code. Borders count as below q where q is positive and as above
+  // where it is negative, so a negative q compares its magnitude with >=.
+  HWY_INLINE VF Nearest(VF q, VU* code) const {
+    const VU magnitude = hn::And(Bits(q), Word(0x7fffffff));
+    // -0 is not above the middle 0: it belongs to the negative side.
+    const auto positive_side = hn::RebindMask(DU(), hn::Gt(q, hn::Zero(DF())));
+    const VU key = hn::Add(magnitude, Choose(positive_side, hn::Zero(DU()), Word(1)));
+    VU index = hn::Zero(DU());
+    VF level = Value(positive[0]);
+    for (int i = 1; i < kHalf; ++i) {
+      const auto above = hn::Gt(hn::BitCast(DI(), key), hn::BitCast(DI(), Bits(Value(middle[i]))));
+      index = hn::Sub(index, hn::BitCast(DU(), hn::VecFromMask(DI(), above)));
+      level = hn::IfThenElse(hn::RebindMask(DF(), above), Value(positive[i]), level);
+    }
+    *code = Choose(positive_side, hn::Add(index, Word(kHalf)), hn::Sub(Word(kHalf - 1), index));
+    return Float(hn::Or(Bits(level), Choose(positive_side, hn::Zero(DU()), Word(0x80000000))));
+  }
+  HWY_INLINE VI Encode(VF x, VF scale, VF) const {
+    VU code;
+    Nearest(hn::Div(x, scale), &code);
+    return hn::BitCast(DI(), hn::IfThenElseZero(hn::RebindMask(DU(), hn::Ne(scale, hn::Zero(DF()))), code));
+  }
+  HWY_INLINE VF Decode(VU code, VF scale, VF) const {
+    const auto negative = hn::Lt(code, Word(kHalf));
+    const VU index = Choose(negative, hn::Sub(Word(kHalf - 1), code), hn::Sub(code, Word(kHalf)));
+    VF level = Value(positive[0]);
+    for (int i = 1; i < kHalf; ++i) level = hn::IfThenElse(hn::RebindMask(DF(), hn::Eq(index, Word(static_cast<uint32_t>(i)))), Value(positive[i]), level);
+    const VF value = hn::Mul(Float(hn::Or(Bits(level), Choose(negative, Word(0x80000000), hn::Zero(DU())))), scale);
+    return hn::IfThenElseZero(hn::Ne(scale, hn::Zero(DF())), value);
+  }
+};
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace kvpages
+HWY_AFTER_NAMESPACE();
+#endif

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// Codes between one byte each and the packed stream of formats/packing.h. Counts are multiples of 8 codes, so that every
+// width fills whole bytes; the last few codes of a payload go through PutCode and GetCode.
+#if defined(KVPAGES_BACKENDS_SIMD_PACKING_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVPAGES_BACKENDS_SIMD_PACKING_INL_H_
+#undef KVPAGES_BACKENDS_SIMD_PACKING_INL_H_
+#else
+#define KVPAGES_BACKENDS_SIMD_PACKING_INL_H_
+#endif
+
+#include <cstdint>
+#include <cstring>
+
+#include "formats/packing.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvpages {
+namespace HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Eight codes at the bottoms of eight bytes -> eight codes side by side, for any width.
+template <int kBits>
+HWY_INLINE uint64_t Squeeze(uint64_t x) {
+  constexpr uint64_t kCode = (1u << kBits) - 1, kPair = (1u << 2 * kBits) - 1, kQuad = (uint64_t{1} << 4 * kBits) - 1;
+  x &= kCode * 0x0101010101010101u;
+  x = (x & kCode * 0x0001000100010001u) | (x >> (8 - kBits) & (kPair - kCode) * 0x0001000100010001u);
+  x = (x & kPair * 0x0000000100000001u) | (x >> 2 * (8 - kBits) & (kQuad - kPair) * 0x0000000100000001u);
+  return (x & kQuad) | (x >> 4 * (8 - kBits) & kQuad << 4 * kBits);
+}
+template <int kBits>
+HWY_INLINE uint64_t Spread(uint64_t x) {
+  constexpr uint64_t kCode = (1u << kBits) - 1, kPair = (1u << 2 * kBits) - 1, kQuad = (uint64_t{1} << 4 * kBits) - 1;
+  x = (x & kQuad) | (x & kQuad << 4 * kBits) << 4 * (8 - kBits);
+  x = (x & kPair * 0x0000000100000001u) | (x & (kQuad - kPair) * 0x0000000100000001u) << 2 * (8 - kBits);
+  return (x & kCode * 0x0001000100010001u) | (x & (kPair - kCode) * 0x0001000100010001u) << (8 - kBits);
+}
+
+template <int kBits>
+void PackEights(const uint8_t* bytes, int64_t count, uint8_t* out) {
+  int64_t i = 0;
+  if constexpr (kBits == 4) {
+    const hn::ScalableTag<uint8_t> d8;
+    const hn::Repartition<uint16_t, decltype(d8)> d16;
+    const auto lanes = static_cast<int64_t>(hn::Lanes(d8));
+    for (; i + 2 * lanes <= count; i += 2 * lanes) {
+      const auto squeeze = [&](const uint8_t* from) HWY_ATTR {
+        const auto pair = hn::BitCast(d16, hn::LoadU(d8, from));
+        return hn::Or(hn::And(pair, hn::Set(d16, 0x000f)), hn::And(hn::ShiftRight<4>(pair), hn::Set(d16, 0x00f0)));
+      };
+      hn::StoreU(hn::OrderedTruncate2To(d8, squeeze(bytes + i), squeeze(bytes + i + lanes)), d8, out + i / 2);
+    }
+  }
+  for (; i < count; i += 8) {
+    uint64_t word;
+    std::memcpy(&word, bytes + i, 8);
+    word = Squeeze<kBits>(word);
+    std::memcpy(out + i * kBits / 8, &word, kBits);
+  }
+}
+
+template <int kBits>
+void UnpackEights(const uint8_t* packed, int64_t count, uint8_t* bytes) {
+  int64_t i = 0;
+  if constexpr (kBits == 4) {
+    const hn::ScalableTag<uint8_t> d8;
+    const hn::Repartition<uint16_t, decltype(d8)> d16;
+    const hn::Rebind<uint8_t, decltype(d16)> half;
+    const auto lanes = static_cast<int64_t>(hn::Lanes(d8));
+    for (; i + lanes <= count; i += lanes) {
+      const auto pair = hn::PromoteTo(d16, hn::LoadU(half, packed + i / 2));
+      const auto spread = hn::Or(hn::And(pair, hn::Set(d16, 0x000f)), hn::And(hn::ShiftLeft<4>(pair), hn::Set(d16, 0x0f00)));
+      hn::StoreU(hn::BitCast(d8, spread), d8, bytes + i);
+    }
+  }
+  for (; i < count; i += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, packed + i * kBits / 8, kBits);
+    word = Spread<kBits>(word);
+    std::memcpy(bytes + i, &word, 8);
+  }
+}
+
+inline void PackCodes(int bits, const uint8_t* bytes, int64_t count, uint8_t* out) {
+  const int64_t whole = count / 8 * 8;
+  if (bits == 4) PackEights<4>(bytes, whole, out);
+  else if (bits == 3) PackEights<3>(bytes, whole, out);
+  else if (bits == 2) PackEights<2>(bytes, whole, out);
+  else std::memcpy(out, bytes, static_cast<size_t>(count));
+  if (bits == 8 || whole == count) return;
+  std::memset(out + whole * bits / 8, 0, static_cast<size_t>(PackedBytes(bits, count) - whole * bits / 8));
+  for (int64_t i = whole; i < count; ++i) PutCode(out, bits, i, bytes[i]);
+}
+
+// Codes [first, first + count) to bytes; returns where they stand in `buffer`, which holds count + 8.
+inline const uint8_t* UnpackCodes(int bits, const uint8_t* packed, int64_t first, int64_t count, uint8_t* buffer) {
+  if (bits == 8) return packed + first;
+  const int64_t skip = first % 8, whole = (skip + count) / 8 * 8;
+  const uint8_t* from = packed + (first - skip) * bits / 8;
+  if (bits == 4) UnpackEights<4>(from, whole, buffer);
+  else if (bits == 3) UnpackEights<3>(from, whole, buffer);
+  else UnpackEights<2>(from, whole, buffer);
+  for (int64_t i = whole; i < skip + count; ++i) buffer[i] = static_cast<uint8_t>(GetCode(from, bits, i));
+  return buffer + skip;
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace kvpages
+HWY_AFTER_NAMESPACE();
+#endif
