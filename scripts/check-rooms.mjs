@@ -14,7 +14,7 @@ const mayInclude = {
   attention: ['attention/', 'core/', 'formats/', 'backends/backend.h'],
   wire: ['wire/', 'core/', 'formats/'],
   abi: ['abi/', 'core/', 'formats/', 'kvpages.h'],
-  '': ['abi/', 'core/', 'formats/', 'backends/backend.h', 'wire/wire.h', 'profile/', 'metrics/', 'attention/', 'kvpages.h'],
+  '': ['abi/', 'core/', 'formats/', 'backends/backend.h', 'wire/', 'profile/', 'metrics/', 'attention/', 'kvpages.h'],
 };
 
 /** Headers from outside: pattern, where it may be included, why. */
@@ -23,7 +23,7 @@ const outside = [
   [/^(node|v8|uv)\.h$/, /^$/, 'the addon uses Node-API alone'],
   [/^emscripten/, /^src\/kvpages\.h$/, 'only the export macro knows Emscripten'],
   [/^(cuda|nv|cublas)/, /^src\/backends\/cuda\//, 'only backends/cuda knows CUDA'],
-  [/^hwy\//, /^(src\/backends\/simd\/|tests\/)/, 'only backends/simd knows Highway'],
+  [/^hwy\//, /^(src\/backends\/simd\/|src\/attention\/simd|tests\/)/, 'only the vector kernels know Highway'],
   [/^google\/protobuf\/|\.pb\.h$/, /^(src\/wire\/|tests\/)/, 'only wire/ knows protobuf'],
   [/^(gtest|gmock)\//, /^tests\//, 'only tests know GoogleTest'],
   [/^format$/, /^$/, 'g++ 12 has no <format>'],

@@ -170,7 +170,7 @@ struct IntegerCode {
   uint32_t sign;  // 2^(bits - 1) for signed types, else 0
   HWY_INLINE VI Encode(VF x, VF scale, VF zero) const {
     VF q = hn::Round(hn::Div(x, scale));
-    q = hn::IfThenElseZero(hn::And(hn::Eq(q, q), hn::Ne(scale, hn::Zero(DF()))), q);
+    q = hn::IfThenElseZero(hn::And(hn::Eq(q, q), hn::Not(hn::Eq(scale, hn::Zero(DF())))), q);
     q = hn::Add(q, zero);
     return hn::ConvertTo(DI(), hn::Min(hn::Max(q, Value(lo)), Value(hi)));
   }
@@ -192,11 +192,11 @@ struct FloatCode {
     else if constexpr (kKind == 1) code = EncodeE5M2(q, overflow_nan);
     else if constexpr (kKind == 2) code = EncodeE2M1<false>(q);
     else code = hn::IfThenElseZero(hn::RebindMask(DU(), hn::Ne(q, hn::Zero(DF()))), EncodeE2M1<true>(q));
-    return hn::BitCast(DI(), hn::IfThenElseZero(hn::RebindMask(DU(), hn::Ne(scale, hn::Zero(DF()))), code));
+    return hn::BitCast(DI(), hn::IfThenElseZero(hn::RebindMask(DU(), hn::Not(hn::Eq(scale, hn::Zero(DF())))), code));
   }
   HWY_INLINE VF Decode(VU code, VF scale, VF) const {
     const VF value = kKind == 0 ? DecodeE4M3(code) : kKind == 1 ? DecodeE5M2(code) : DecodeE2M1(code);
-    return hn::IfThenElseZero(hn::Ne(scale, hn::Zero(DF())), hn::Mul(value, scale));
+    return hn::IfThenElseZero(hn::Not(hn::Eq(scale, hn::Zero(DF()))), hn::Mul(value, scale));
   }
 };
 
@@ -231,7 +231,7 @@ struct LevelCode {
   HWY_INLINE VI Encode(VF x, VF scale, VF) const {
     VU code;
     Nearest(hn::Div(x, scale), &code);
-    return hn::BitCast(DI(), hn::IfThenElseZero(hn::RebindMask(DU(), hn::Ne(scale, hn::Zero(DF()))), code));
+    return hn::BitCast(DI(), hn::IfThenElseZero(hn::RebindMask(DU(), hn::Not(hn::Eq(scale, hn::Zero(DF())))), code));
   }
   HWY_INLINE VF Decode(VU code, VF scale, VF) const {
     const auto negative = hn::Lt(code, Word(kHalf));
@@ -239,7 +239,7 @@ struct LevelCode {
     VF level = Value(positive[0]);
     for (int i = 1; i < kHalf; ++i) level = hn::IfThenElse(hn::RebindMask(DF(), hn::Eq(index, Word(static_cast<uint32_t>(i)))), Value(positive[i]), level);
     const VF value = hn::Mul(Float(hn::Or(Bits(level), Choose(negative, Word(0x80000000), hn::Zero(DU())))), scale);
-    return hn::IfThenElseZero(hn::Ne(scale, hn::Zero(DF())), value);
+    return hn::IfThenElseZero(hn::Not(hn::Eq(scale, hn::Zero(DF()))), value);
   }
 };
 

@@ -665,7 +665,7 @@ class Quantizer {
     if constexpr (std::is_same_v<C, LevelCode<4>> || std::is_same_v<C, LevelCode<3>> || std::is_same_v<C, LevelCode<2>>) {
       VU code;
       const VF level = code_.Nearest(hn::Div(x, scale), &code);
-      return hn::IfThenElseZero(hn::Ne(scale, hn::Zero(DF())), hn::Mul(level, scale));
+      return hn::IfThenElseZero(hn::Not(hn::Eq(scale, hn::Zero(DF()))), hn::Mul(level, scale));
     } else if constexpr (C::kSigned) {
       // The code as it is encoded: sign-extended, so no flip.
       return hn::Mul(hn::Sub(hn::ConvertTo(DF(), code_.Encode(x, scale, zero)), zero), scale);
@@ -712,7 +712,7 @@ class Quantizer {
     };
     const auto zero_point = [&](VF low, VF scale) HWY_ATTR {
       VF q = hn::Round(hn::Div(hn::Neg(low), scale));
-      q = hn::IfThenElseZero(hn::And(hn::Eq(q, q), hn::Ne(scale, none)), q);
+      q = hn::IfThenElseZero(hn::And(hn::Eq(q, q), hn::Not(hn::Eq(scale, none))), q);
       const auto offset = static_cast<float>(codec_.zero_offset);
       return hn::Min(hn::Max(q, Value(-offset)), Value(codec_.top + offset));
     };

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every vector target of this processor against the reference, byte for byte.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "backends/reference/reference.h"
+#include "backends/simd/simd.h"
+#include "core/float.h"
+#include "support/payloads.h"
+
+namespace kvpages {
+namespace {
+
+using test::BytesOf;
+
+class Simd : public ::testing::TestWithParam<const Backend*> {
+ protected:
+  void SetUp() override {
+    if (!GetParam()->available()) GTEST_SKIP() << "skipped: this processor has no " << GetParam()->name;
+    ASSERT_NE(GetParam()->quantize, kReferenceBackend.quantize) << "the vector backend must run its own code";
+  }
+};
+
+// Values with everything that codes may meet: several magnitudes, ties, zeros of both signs, subnormals, outliers.
+std::vector<float> Values(std::mt19937& random, int64_t count) {
+  std::normal_distribution<float> normal;
+  std::vector<float> x(static_cast<size_t>(count));
+  const int kind = static_cast<int>(random() % 8);
+  for (float& v : x) {
+    v = normal(random);
+    switch (kind) {
+      case 0: v = std::nearbyint(v * 4) * 0.25f; break;                // ties
+      case 1: v = random() % 16 == 0 ? v * 30 : v; break;              // outliers
+      case 2: v = std::ldexp(v, -static_cast<int>(random() % 150)); break;  // down to subnormals
+      case 3: v = random() % 3 == 0 ? (random() % 2 ? 0.0f : -0.0f) : v; break;
+      case 4: v = v + 5; break;                                        // an offset
+      case 5: v = std::ldexp(v, static_cast<int>(random() % 60)); break;
+      case 6: v = random() % 64 ? 0.0f : v; break;                     // whole blocks of zeros
+      default: break;
+    }
+  }
+  return x;
+}
+
+void ExpectSame(const test::Encoded& got, const test::Encoded& want) {
+  ASSERT_EQ(test::DifferenceOf(BytesOf(got.scales), BytesOf(want.scales)), "") << "scales";
+  ASSERT_EQ(test::DifferenceOf(BytesOf(got.zeros), BytesOf(want.zeros)), "") << "zero points";
+  ASSERT_EQ(BitsOf(got.global), BitsOf(want.global)) << "global scale";
+  ASSERT_EQ(test::DifferenceOf(BytesOf(got.codes), BytesOf(want.codes)), "") << "codes";
+}
+
+Shape RandomShape(std::mt19937& random, int64_t multiple) {
+  const int64_t widths[] = {1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, 96, 128, 129, 520};
+  int64_t width = widths[random() % std::size(widths)];
+  if (multiple > 1) width = (width + multiple - 1) / multiple * multiple;
+  return {1 + static_cast<int64_t>(random() % 2), 1 + static_cast<int64_t>(random() % 3), 1 + static_cast<int64_t>(random() % 35), width};
+}
+
+TEST_P(Simd, EverySpecOverRandomShapes) {
+  std::mt19937 random(7);
+  const auto specs = AllSpecs();
+  ASSERT_GT(specs.size(), 100u);
+  int64_t compared = 0;
+  for (const std::string& text : specs) {
+    auto parsed = ParseSpec(text, "spec");
+    ASSERT_TRUE(parsed.ok());
+    const TypeInfo& info = Info(parsed.value().type);
+    if (info.family == Family::kDense || parsed.value().calibration == Calibration::kGiven) continue;  // tests of their own
+    const bool slow = parsed.value().calibration == Calibration::kMse;
+    for (int round = 0; round < (slow ? 3 : 6); ++round) {
+      Shape shape = RandomShape(random, info.block);
+      if (slow && shape.elements() > 4000) shape.tokens = std::max<int64_t>(1, 4000 / (shape.batch * shape.heads * shape.width));
+      const bool rotate = round % 2 == 1;
+      SCOPED_TRACE(text + (rotate ? "+hadamard " : " ") + Text(shape));
+      const auto x = Values(random, shape.elements());
+      const int64_t valid = round % 3 == 2 ? 1 + static_cast<int64_t>(random()) % shape.tokens : shape.tokens;
+      const std::string spec = text + (rotate ? "+hadamard" : "");
+      const auto want = test::Quantize(kReferenceBackend, spec, shape, x.data(), Type::f32, valid);
+      const auto got = test::Quantize(*GetParam(), spec, shape, x.data(), Type::f32, valid);
+      ExpectSame(got, want);
+      if (HasFatalFailure()) return;
+      ASSERT_EQ(test::Difference(test::Dequantize(*GetParam(), want), test::Dequantize(kReferenceBackend, want)), "") << "restored";
+      if (shape.tokens > 2) {
+        ASSERT_EQ(test::Difference(test::Dequantize(*GetParam(), want, 1, shape.tokens - 1), test::Dequantize(kReferenceBackend, want, 1, shape.tokens - 1)), "");
+      }
+      ++compared;
+    }
+  }
+  EXPECT_GT(compared, 1000);
+}
+
+TEST_P(Simd, HalvesWithCentre) {
+  std::mt19937 random(8);
+  for (const char* text : {"lm4/token/64/mse/e4m3", "int4/channel/16/absmax/e4m3", "int8/token", "int3/channel/16/mse/f16", "e4m3/tensor", "nvfp4", "uint4/channel/16/mse/e4m3"}) {
+    for (const Type type : {Type::f16, Type::bf16}) {
+      const Shape shape{1, 3, 37, 64};
+      SCOPED_TRACE(std::string(text) + " from " + std::string(Info(type).name));
+      const auto x = Values(random, shape.elements());
+      std::vector<uint16_t> halves(x.size()), center(3 * 64);
+      for (size_t i = 0; i < x.size(); ++i) halves[i] = type == Type::f16 ? ToF16(std::clamp(x[i], -6e4f, 6e4f)) : ToBF16(x[i]);
+      for (auto& c : center) c = ToBF16(static_cast<float>(random() % 100) * 0.03f - 1.5f);
+      for (const bool centred : {false, true}) {
+        const std::string spec = std::string(text) + (centred ? "+center+hadamard" : "");
+        const auto used = centred ? center : std::vector<uint16_t>();
+        const auto want = test::Quantize(kReferenceBackend, spec, shape, halves.data(), type, 33, {}, {}, used);
+        const auto got = test::Quantize(*GetParam(), spec, shape, halves.data(), type, 33, {}, {}, used);
+        ExpectSame(got, want);
+        ASSERT_EQ(test::Difference(test::Dequantize(*GetParam(), want), test::Dequantize(kReferenceBackend, want)), "");
+      }
+    }
+  }
+}
+
+// Every length from 1 to four vectors, so that each tail and each odd count of codes is met.
+TEST_P(Simd, EveryLengthWithGivenScales) {
+  std::mt19937 random(9);
+  for (const char* text : {"int8/tensor/given", "uint8/tensor/given", "int4/tensor/given", "uint4/tensor/given", "int3/tensor/given", "uint3/tensor/given",
+                           "int2/tensor/given", "uint2/tensor/given", "e4m3/tensor/given", "e5m2/tensor/given", "e2m1/tensor/given"}) {
+    for (int64_t length = 1; length <= 4 * 64 + 3; ++length) {
+      SCOPED_TRACE(std::string(text) + " x " + std::to_string(length));
+      auto x = Values(random, length + 1);
+      x[static_cast<size_t>(random()) % static_cast<size_t>(length)] = 1e30f;  // saturates
+      const Shape shape{1, 1, 1, length};
+      const bool integer = Info(ParseSpec(text, "").value().type).family == Family::kInteger;
+      const bool is_signed = Info(ParseSpec(text, "").value().type).is_signed;
+      test::Given given{{0.25f}, integer ? std::vector<uint8_t>{static_cast<uint8_t>(is_signed ? -1 : 1)} : std::vector<uint8_t>{}};
+      for (const int64_t offset : {0, 1}) {  // misaligned sources too
+        const auto want = test::Quantize(kReferenceBackend, text, shape, x.data() + offset, Type::f32, -1, {}, given);
+        const auto got = test::Quantize(*GetParam(), text, shape, x.data() + offset, Type::f32, -1, {}, given);
+        ExpectSame(got, want);
+        ASSERT_EQ(test::Difference(test::Dequantize(*GetParam(), want), test::Dequantize(kReferenceBackend, want)), "");
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(Simd, NonFiniteValuesWhereTheyAreAllowed) {
+  std::mt19937 random(10);
+  const float odd[] = {NAN, -NAN, INFINITY, -INFINITY, 3.4e38f, -3.4e38f, 1e-45f, -0.0f};
+  for (const std::string& text : AllSpecs()) {
+    const Spec spec = ParseSpec(text, "").value();
+    const TypeInfo& info = Info(spec.type);
+    if (info.family == Family::kDense || spec.calibration == Calibration::kGiven || spec.scale_type == ScaleType::kBF16) continue;
+    const Shape shape{1, 2, 5, 32};
+    auto x = Values(random, shape.elements());
+    for (int i = 0; i < 6; ++i) x[random() % x.size()] = odd[random() % 8];
+    for (const NonFinite mode : {NonFinite::kSaturate, NonFinite::kPass}) {
+      SCOPED_TRACE(text + (mode == NonFinite::kPass ? " pass" : " saturate"));
+      SpecOptions options;
+      options.non_finite = mode;
+      const auto want = test::Quantize(kReferenceBackend, text, shape, x.data(), Type::f32, -1, options);
+      ExpectSame(test::Quantize(*GetParam(), text, shape, x.data(), Type::f32, -1, options), want);
+      ASSERT_EQ(test::Difference(test::Dequantize(*GetParam(), want), test::Dequantize(kReferenceBackend, want)), "");
+    }
+  }
+}
+
+TEST_P(Simd, HugeFiniteValuesThatTransformsOverflow) {
+  const Shape shape{1, 1, 4, 64};
+  std::vector<float> x(256, 3e38f);
+  for (const char* text : {"int4/token/64/absmax/f32+hadamard", "lm4/token/64/mse/e4m3+hadamard", "nvfp4+hadamard", "int8/channel/16/mse/f32+hadamard"}) {
+    SCOPED_TRACE(text);
+    ExpectSame(test::Quantize(*GetParam(), text, shape, x.data()), test::Quantize(kReferenceBackend, text, shape, x.data()));
+  }
+}
+
+TEST_P(Simd, DenseConversionsOfEveryPattern) {
+  std::vector<uint16_t> patterns(65536);
+  for (size_t i = 0; i < patterns.size(); ++i) patterns[i] = static_cast<uint16_t>(i);
+  for (const Type type : {Type::f16, Type::bf16}) {
+    std::vector<float> want(patterns.size()), got(patterns.size());
+    kReferenceBackend.widen(type, patterns.data(), want.data(), 65536);
+    GetParam()->widen(type, patterns.data(), got.data(), 65536);
+    ASSERT_EQ(std::memcmp(want.data(), got.data(), want.size() * 4), 0);
+    for (int64_t count = 0; count < 70; ++count) {
+      std::vector<float> out(static_cast<size_t>(count) + 1, 7.0f);
+      GetParam()->widen(type, patterns.data() + 16000 + count, out.data(), count);
+      ASSERT_EQ(std::memcmp(out.data(), want.data() + 16000 + count, static_cast<size_t>(count) * 4), 0);
+      ASSERT_EQ(out.back(), 7.0f) << "wrote past the end";
+      const int64_t at = GetParam()->first_non_finite(type, patterns.data() + (type == Type::f16 ? 0x7c00 : 0x7f80) - count, count + 1);
+      ASSERT_EQ(at, count);
+    }
+    // Every f32 near every pattern: both neighbours, the ties and their neighbours.
+    std::vector<float> x;
+    for (size_t i = 0; i < patterns.size(); ++i) {
+      const uint32_t bits = BitsOf(want[i]);
+      for (const uint32_t step : {0u, 1u, 0xfffu, 0x1000u, 0x1001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffffffu}) x.push_back(FloatOf(bits + step));
+    }
+    std::vector<uint16_t> a(x.size()), b(x.size());
+    kReferenceBackend.narrow(type, x.data(), a.data(), static_cast<int64_t>(x.size()));
+    GetParam()->narrow(type, x.data(), b.data(), static_cast<int64_t>(x.size()));
+    ASSERT_EQ(test::DifferenceOf(b, a), "");
+  }
+  for (int64_t count = 1; count < 70; ++count) {
+    std::vector<float> x(static_cast<size_t>(count), 1.0f);
+    EXPECT_EQ(GetParam()->first_non_finite(Type::f32, x.data(), count), -1);
+    for (int64_t i = count - 1; i >= 0; --i) {
+      x[static_cast<size_t>(i)] = i % 2 ? NAN : -INFINITY;
+      ASSERT_EQ(GetParam()->first_non_finite(Type::f32, x.data(), count), i);
+    }
+  }
+}
+
+TEST(SimdTargets, TheListIsWhatThisBuildShouldHave) {
+  std::vector<std::string> names;
+  for (const Backend* backend : SimdBackends()) names.push_back(backend->name);
+#if defined(__x86_64__)
+  EXPECT_EQ(names, (std::vector<std::string>{"avx512", "avx2", "sse4"}));
+#elif defined(__aarch64__)
+  EXPECT_EQ(names, (std::vector<std::string>{"neon"}));
+#endif
+  EXPECT_TRUE(std::any_of(SimdBackends().begin(), SimdBackends().end(), [](const Backend* b) { return b->available(); }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, Simd, ::testing::ValuesIn(SimdBackends()), [](const auto& info) { return std::string(info.param->name); });
+
+}  // namespace
+}  // namespace kvpages
