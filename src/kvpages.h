@@ -297,6 +297,135 @@ KVP_EXPORT int32_t kvp_metrics_ks_distance(uint32_t instance, const uint8_t* a, 
 KVP_EXPORT int32_t kvp_metrics_memory_ratio(double bits, double block, double scale_bits, double* ratio,
                                             size_t ratio_len);
 
+/* ---- Model caches: keys and values of all layers of one sequence ---- */
+
+/* What a cache is made like, for kvp_cache_create, kvp_cache_estimate, kvp_cache_from_paged and kvp_restore_create.
+ * heads (KV heads), key_dims and value_dims (head_dim), windows (tokens, 0 for none): one for all layers, or one per
+ * layer. key, value: spec strings or presets separated by line feeds, and key_options, value_options: "name=value" words
+ * of each; one for all layers, or one per layer. page_tokens 0: 16, or the longest block along tokens. residual: KIVI's,
+ * 0 for none. hot: type of dense pages. ERR_SPEC, ERR_ARGUMENT with layer and side. */
+KVP_EXPORT int32_t kvp_config_create(double layers, const int64_t* heads, size_t heads_len, const int64_t* key_dims,
+                                     size_t key_dims_len, const int64_t* value_dims, size_t value_dims_len,
+                                     const int64_t* windows, size_t windows_len, const char* key, size_t key_len,
+                                     const char* value, size_t value_len, const char* key_options, size_t key_options_len,
+                                     const char* value_options, size_t value_options_len, double page_tokens,
+                                     double keep_first, double keep_recent, double residual, const char* hot,
+                                     size_t hot_len, uint32_t* config, size_t config_len);
+
+/* An empty cache. max_bytes: limit on what it and its forks hold together, 0 for none. */
+KVP_EXPORT int32_t kvp_cache_create(uint32_t instance, uint32_t config, double max_bytes, uint32_t* cache,
+                                    size_t cache_len);
+
+/* Blob, JSON as kvp_cache_stats: what a cache of `tokens` tokens takes after freeze. Nothing is allocated. */
+KVP_EXPORT int32_t kvp_cache_estimate(uint32_t config, double tokens, uint32_t* blob, size_t blob_len);
+
+/* Freezes the pages of a layer that are due, then stores tokens: keys and values [kv_heads, tokens, head_dim] (a batch of 1
+ * in front is accepted) f32, f16 or bf16, rounded to the hot type; strides: elements, one per dim, or none. ERR_SHAPE,
+ * ERR_NON_FINITE, ERR_LIMIT, ERR_MEMORY with layer and side; the tokens stay as they were then. */
+KVP_EXPORT int32_t kvp_cache_append(uint32_t cache, double layer, const uint8_t* keys, size_t keys_len,
+                                    const char* key_type, size_t key_type_len, const int64_t* key_dims,
+                                    size_t key_dims_len, const int64_t* key_strides, size_t key_strides_len,
+                                    const uint8_t* values, size_t values_len, const char* value_type,
+                                    size_t value_type_len, const int64_t* value_dims, size_t value_dims_len,
+                                    const int64_t* value_strides, size_t value_strides_len);
+
+/* The same for all layers, all or nothing. dims: [layers, kv_heads, tokens, head_dim] with strides or none; or three dims
+ * [kv_heads, tokens, head_dim] for each layer, one after the other, of contiguous tensors that follow one another. */
+KVP_EXPORT int32_t kvp_cache_append_all(uint32_t cache, const uint8_t* keys, size_t keys_len, const char* key_type,
+                                        size_t key_type_len, const int64_t* key_dims, size_t key_dims_len,
+                                        const int64_t* key_strides, size_t key_strides_len, const uint8_t* values,
+                                        size_t values_len, const char* value_type, size_t value_type_len,
+                                        const int64_t* value_dims, size_t value_dims_len, const int64_t* value_strides,
+                                        size_t value_strides_len);
+
+/* Encodes every page that is due, of a layer or (-1) of all. Fourteen figures, of keys and then of values: pages, elements,
+ * rmse, max error, saturated elements, bytes before, bytes after. */
+KVP_EXPORT int32_t kvp_cache_freeze(uint32_t cache, double layer, double* figures, size_t figures_len);
+
+/* Forgets tokens `tokens` and later in all layers. ERR_ARGUMENT beyond the end, or within a gap of dropped tokens. */
+KVP_EXPORT int32_t kvp_cache_truncate(uint32_t cache, double tokens);
+
+/* Forgets pages that end at or before `tokens`, of a layer or (-1) of all; never kept ones. Positions stay. */
+KVP_EXPORT int32_t kvp_cache_drop_before(uint32_t cache, double tokens, double layer);
+
+/* A cache of tokens [begin, end) with shared pages and unchanged positions; begin is the start of a page in every layer. */
+KVP_EXPORT int32_t kvp_cache_slice(uint32_t cache, double begin, double end, uint32_t* out, size_t out_len);
+
+/* A cache of its own with the same pages: shared until one of the two writes. */
+KVP_EXPORT int32_t kvp_cache_fork(uint32_t cache, uint32_t* out, size_t out_len);
+
+/* Tokens appended to a layer; -1: the most of any layer. */
+KVP_EXPORT int32_t kvp_cache_tokens(uint32_t cache, double layer, double* tokens, size_t tokens_len);
+
+/* Thaws tokens [begin, end) of a side to `type`, contiguous [kv_heads, end - begin, head_dim]. ERR_BUFFER when `out` has
+ * another size, ERR_ARGUMENT where tokens have been dropped. */
+KVP_EXPORT int32_t kvp_cache_read(uint32_t cache, double layer, const char* side, size_t side_len, double begin, double end,
+                                  const char* type, size_t type_len, uint8_t* out, size_t out_len);
+
+/* softmax(scale Q K^T) V. queries [heads, tokens, head_dim]; options: scale (NaN: 1 / sqrt(head_dim)), query_start (-1:
+ * tokens - queries), window (-1: the layer's, 0: none), sinks, softcap (0: none). sink_logits: one per head, or none. out:
+ * f32 [heads, tokens, head_dim of values]; lse: [heads, tokens], or empty. ERR_MISMATCH where an earlier layer has another
+ * number of tokens. Rules and error bound: docs/attention.md. */
+KVP_EXPORT int32_t kvp_cache_attend(uint32_t cache, double layer, const uint8_t* queries, size_t queries_len,
+                                    const char* type, size_t type_len, const int64_t* dims, size_t dims_len,
+                                    const int64_t* strides, size_t strides_len, const double* options, size_t options_len,
+                                    const float* sink_logits, size_t sink_logits_len, float* out, size_t out_len, float* lse,
+                                    size_t lse_len);
+
+/* The same for several caches in one call: queries [caches, heads, tokens, head_dim], out and lse likewise. */
+KVP_EXPORT int32_t kvp_cache_attend_batch(const uint32_t* caches, size_t caches_len, double layer, const uint8_t* queries,
+                                          size_t queries_len, const char* type, size_t type_len, const int64_t* dims,
+                                          size_t dims_len, const int64_t* strides, size_t strides_len,
+                                          const double* options, size_t options_len, const float* sink_logits,
+                                          size_t sink_logits_len, float* out, size_t out_len, float* lse, size_t lse_len);
+
+/* Blob, JSON: bytes by kind, bits per element, pages, sharing, figures of encoded pages. */
+KVP_EXPORT int32_t kvp_cache_stats(uint32_t cache, uint32_t* blob, size_t blob_len);
+
+/* Blob, JSON: the configuration with specs spelt out, model tag and number of token ids of the file it was read from. */
+KVP_EXPORT int32_t kvp_cache_info(uint32_t cache, uint32_t* blob, size_t blob_len);
+
+/* Blob, JSON: a layer's tokens and its pages: start, length, capacity, kept, and of each side format, bytes, frozen, rmse,
+ * maxError, saturated. */
+KVP_EXPORT int32_t kvp_cache_layer(uint32_t cache, double layer, uint32_t* blob, size_t blob_len);
+
+/* A layer as onnx-light's pages (a handle as of kvp_paged_create), payloads shared; starts count from 0. */
+KVP_EXPORT int32_t kvp_cache_to_paged(uint32_t cache, double layer, uint32_t* paged, size_t paged_len);
+
+/* A cache of one paged cache per layer, payloads shared. ERR_MISMATCH, ERR_SHAPE, ERR_UNSUPPORTED with layer and page. */
+KVP_EXPORT int32_t kvp_cache_from_paged(uint32_t instance, uint32_t config, double max_bytes, const uint32_t* layers,
+                                        size_t layers_len, uint32_t* cache, size_t cache_len);
+
+/* Token ids of the file that the cache was read from; ERR_BUFFER unless out_len is their number (kvp_cache_info). */
+KVP_EXPORT int32_t kvp_cache_token_ids(uint32_t cache, uint32_t* out, size_t out_len);
+
+/* Begins to write a cache's envelope (docs/envelope.md), of the cache as it is now. model: a tag; token_ids: one per token,
+ * or none. ERR_MISMATCH where layers have different numbers of tokens. */
+KVP_EXPORT int32_t kvp_save_create(uint32_t cache, const char* model, size_t model_len, const uint32_t* token_ids,
+                                   size_t token_ids_len, uint32_t* writer, size_t writer_len);
+
+/* Two figures: pieces of the file, and how many of them have been given. */
+KVP_EXPORT int32_t kvp_save_progress(uint32_t writer, double* figures, size_t figures_len);
+
+/* Bytes of the whole file; takes as long as writing it. */
+KVP_EXPORT int32_t kvp_save_size(uint32_t writer, double* bytes, size_t bytes_len);
+
+/* Blob: the next pieces of the file, one and as many more as fit into `bytes`. ERR_ARGUMENT past the last one. */
+KVP_EXPORT int32_t kvp_save_next(uint32_t writer, double bytes, uint32_t* blob, size_t blob_len);
+
+/* Begins to read an envelope. config: layers, KV heads, head_dims and specs that the file must have, 0 for any; model: the
+ * tag that it must have, where check_model is not 0. max_bytes: as kvp_cache_create. */
+KVP_EXPORT int32_t kvp_restore_create(uint32_t instance, uint32_t config, int32_t check_model, const char* model,
+                                      size_t model_len, double max_bytes, uint32_t* reader, size_t reader_len);
+
+/* Takes the file's next bytes, any number of them. Two figures: pages of the file (0 before the header is whole), and pages
+ * read. ERR_CORRUPT, ERR_UNSUPPORTED, ERR_MISMATCH with byteOffset, layer and page; the reader is of no use then. */
+KVP_EXPORT int32_t kvp_restore_feed(uint32_t reader, const uint8_t* bytes, size_t bytes_len, double* figures,
+                                    size_t figures_len);
+
+/* The cache, where the file is whole; ERR_CORRUPT where it ends early. */
+KVP_EXPORT int32_t kvp_restore_finish(uint32_t reader, uint32_t* cache, size_t cache_len);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif
@@ -354,6 +483,33 @@ KVP_EXPORT int32_t kvp_metrics_memory_ratio(double bits, double block, double sc
   F(kvp_metrics_error_per_token) \
   F(kvp_metrics_fidelity)        \
   F(kvp_metrics_ks_distance)     \
-  F(kvp_metrics_memory_ratio)
+  F(kvp_metrics_memory_ratio)    \
+  F(kvp_config_create)           \
+  F(kvp_cache_create)            \
+  F(kvp_cache_estimate)          \
+  F(kvp_cache_append)            \
+  F(kvp_cache_append_all)        \
+  F(kvp_cache_freeze)            \
+  F(kvp_cache_truncate)          \
+  F(kvp_cache_drop_before)       \
+  F(kvp_cache_slice)             \
+  F(kvp_cache_fork)              \
+  F(kvp_cache_tokens)            \
+  F(kvp_cache_read)              \
+  F(kvp_cache_attend)            \
+  F(kvp_cache_attend_batch)      \
+  F(kvp_cache_stats)             \
+  F(kvp_cache_info)              \
+  F(kvp_cache_layer)             \
+  F(kvp_cache_to_paged)          \
+  F(kvp_cache_from_paged)        \
+  F(kvp_cache_token_ids)         \
+  F(kvp_save_create)             \
+  F(kvp_save_progress)           \
+  F(kvp_save_size)               \
+  F(kvp_save_next)               \
+  F(kvp_restore_create)          \
+  F(kvp_restore_feed)            \
+  F(kvp_restore_finish)
 
 #endif /* KVPAGES_H_ */

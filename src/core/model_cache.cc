@@ -9,6 +9,8 @@ namespace kvpages {
 namespace {
 
 constexpr int64_t kMostTokens = int64_t{1} << 53;  // what a double of the C ABI counts exactly
+// A file's numbers must not make a reader ask for a hot page beyond reason: 256 MB of f32.
+constexpr int64_t kMostPageTokens = int64_t{1} << 24, kMostPageElements = int64_t{1} << 26;
 constexpr int64_t kCenterTokens = 64;              // c is the mean of this many tokens behind the kept ones
 
 const SideConfig& SideOf(const LayerConfig& layer, bool value_side) { return value_side ? layer.value : layer.key; }
@@ -96,8 +98,8 @@ Result<ModelConfig> ResolveConfig(ModelConfig config) {
   } counts[] = {{config.page_tokens, "pageTokens"}, {config.keep_first, "keepFirst"}, {config.keep_recent, "keepRecent"},
                 {config.residual, "residual"}};
   for (const auto& count : counts) {
-    if (count.value < 0 || count.value > (int64_t{1} << 30)) {
-      return MakeError(Code::kArgument, count.name, "must be 0 to " + Text(int64_t{1} << 30), Text(count.value));
+    if (count.value < 0 || count.value > kMostPageTokens) {
+      return MakeError(Code::kArgument, count.name, "must be 0 to " + Text(kMostPageTokens), Text(count.value));
     }
   }
   int64_t page_tokens = 16;
@@ -122,9 +124,12 @@ Result<ModelConfig> ResolveConfig(ModelConfig config) {
                           index, name);
       }
       if (side.spec.axis == Axis::kChannel) page_tokens = std::max(page_tokens, side.spec.block);
-      const Shape page{1, layer.heads, std::max<int64_t>(config.page_tokens, 1), side.width};
+      const Shape page{1, layer.heads, std::max({page_tokens, config.page_tokens, config.keep_first}), side.width};
       auto elements = CheckedElements(page, name);
       if (!elements.ok()) return LayerError(elements.error(), index, name);
+      if (elements.value() > kMostPageElements) {
+        return LayerError(MakeError(Code::kArgument, name, "a page must have at most " + Text(kMostPageElements) + " elements", Text(page)), index, name);
+      }
     }
   }
   if (config.page_tokens == 0) config.page_tokens = page_tokens;
@@ -134,11 +139,16 @@ Result<ModelConfig> ResolveConfig(ModelConfig config) {
   return config;
 }
 
+InstanceRef ModelCache::OwnInstance(const InstanceRef& instance, uint64_t max_bytes) {
+  auto own = std::make_shared<Instance>(*instance);
+  own->budget = std::make_shared<Budget>(max_bytes, instance->budget);
+  return own;
+}
+
 Result<ModelCache> ModelCache::Create(const InstanceRef& instance, ModelConfig config, uint64_t max_bytes) {
   KVP_ASSIGN(ModelConfig resolved, ResolveConfig(std::move(config)));
   ModelCache cache;
-  cache.instance_ = std::make_shared<Instance>(*instance);
-  cache.instance_->budget = std::make_shared<Budget>(max_bytes, instance->budget);
+  cache.instance_ = OwnInstance(instance, max_bytes);
   cache.layers_.resize(resolved.layers.size());
   cache.config_ = std::make_shared<const ModelConfig>(std::move(resolved));
   return cache;
@@ -363,7 +373,9 @@ Status ModelCache::EncodeSide(int64_t index, CachePage& page, bool value_side, F
   const TensorView view = ContiguousView(dense.data.data(), dense.dense_type, dense.shape);
   FreezeFigures figures;
   figures.pages = 1;
-  figures.bytes_before = dense.bytes();
+  // Of the valid rows, so that a page that was cut counts the same before and after a file.
+  const Shape valid{1, dense.shape.heads, page.length, dense.shape.width};
+  figures.bytes_before = static_cast<uint64_t>(valid.elements() * ElementBytes(dense.dense_type));
   PayloadRef made = side.payload;
   if (config.spec.type != dense.dense_type) {
     EncodeOptions options;
@@ -372,8 +384,8 @@ Status ModelCache::EncodeSide(int64_t index, CachePage& page, bool value_side, F
     KVP_ASSIGN(made, Encode(instance_, view, page.length, config.spec, options, value_side ? "values" : "keys"));
   }
   KVP_ASSIGN(const Fidelity loss, Measure(instance_, view, *made, page.length));
-  figures.bytes_after = made->bytes() - made->center.size() +
-                        (made->kind == PayloadKind::kEncoded && SizesOf(made->spec, made->shape).has_global ? 4 : 0);
+  figures.bytes_after = static_cast<uint64_t>(made->kind == PayloadKind::kDense ? valid.elements() * ElementBytes(made->dense_type)
+                                                                                 : SizesOf(made->spec, valid).total());
   figures.elements = loss.elements;
   figures.saturated = loss.saturated;
   figures.squared_error = loss.rmse * loss.rmse * static_cast<double>(loss.elements);
@@ -622,14 +634,19 @@ Status CheckPages(const ModelConfig& config, int64_t index, const CacheLayer& la
                                 Text(static_cast<int64_t>(layer.center.size()))),
                       index, "key");
   }
+  for (uint64_t i = 0; i < layer.center.size() / 2; ++i) {
+    if (!IsFinite(FromBF16(layer.center.as<uint16_t>()[i]))) {
+      return LayerError(MakeError(Code::kNonFinite, "layers", "centre must be finite"), index, "key");
+    }
+  }
   return Ok();
 }
 
 }  // namespace
 
-Result<ModelCache> ModelCache::Assemble(const InstanceRef& instance, ModelConfig config, uint64_t max_bytes,
-                                        std::vector<CacheLayer> layers) {
-  KVP_ASSIGN(ModelCache cache, Create(instance, std::move(config), max_bytes));
+Result<ModelCache> ModelCache::Assemble(InstanceRef own, ModelConfig config, std::vector<CacheLayer> layers) {
+  KVP_ASSIGN(ModelCache cache, Create(own, std::move(config), 0));
+  cache.instance_ = std::move(own);
   const ModelConfig& resolved = *cache.config_;
   if (layers.size() != resolved.layers.size()) {
     return MakeError(Code::kShape, "layers", "must be " + Text(cache.layer_count()), Text(static_cast<int64_t>(layers.size())));

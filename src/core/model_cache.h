@@ -90,10 +90,11 @@ class ModelCache {
  public:
   // An empty cache. `max_bytes` (0: none) limits what it and its forks hold together, within the instance's limit.
   static Result<ModelCache> Create(const InstanceRef& instance, ModelConfig config, uint64_t max_bytes);
+  // An instance whose memory is that of one cache and its forks, at most `max_bytes` (0: no limit) within the instance's.
+  static InstanceRef OwnInstance(const InstanceRef& instance, uint64_t max_bytes);
   // A cache of given layers, as a file or other caches have them; checks shapes, order and kept pages. Payloads stay
-  // shared; a last dense page with room becomes the hot page.
-  static Result<ModelCache> Assemble(const InstanceRef& instance, ModelConfig config, uint64_t max_bytes,
-                                     std::vector<CacheLayer> layers);
+  // shared; a last dense page with room becomes the hot page. `own`: made by OwnInstance.
+  static Result<ModelCache> Assemble(InstanceRef own, ModelConfig config, std::vector<CacheLayer> layers);
 
   const ModelConfig& config() const { return *config_; }
   int64_t layer_count() const { return static_cast<int64_t>(layers_.size()); }

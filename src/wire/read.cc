@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/float.h"
+#include "wire/envelope.h"
 #include "wire/kvpages.pb.h"
 #include "wire/layout.h"
 #include "wire/scan.h"
@@ -687,6 +688,9 @@ Result<PagedCache> ParsePagedCache(const InstanceRef& instance, std::span<const 
   const Place nowhere;
   if (bytes.size() > INT32_MAX) {
     return MakeError(Code::kLimit, "bytes", "a PagedCacheProto holds at most 2147483647 bytes", std::to_string(bytes.size()));
+  }
+  if (IsEnvelope(bytes)) {
+    return FileError(Code::kCorrupt, nowhere, "not a PagedCacheProto but a ModelCache envelope, which restore reads", 0);
   }
   PagedCache cache;
   std::vector<int64_t> positions;

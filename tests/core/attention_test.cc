@@ -235,7 +235,7 @@ TEST_P(AttentionTest, Vectors) {
       layers[0].end = page.end();
       begin = end;
     }
-    auto cache = ModelCache::Assemble(instance_, config, 0, std::move(layers));
+    auto cache = ModelCache::Assemble(instance_, config, std::move(layers));
     ASSERT_TRUE(cache.ok()) << cache.error().message;
     std::vector<float> thawed(static_cast<size_t>(kv_heads * held * width));
     if (gap == held) {
