@@ -1,5 +1,5 @@
 # What the core needs besides the standard library: protobuf-lite (one static build per kind of target, shared by all
-# build folders), Highway and Boost.Math (headers only).
+# build folders) and Highway (headers only).
 set(KVP_TOOLCHAIN "${CMAKE_SOURCE_DIR}/.toolchain")
 set(KVP_PROTOBUF_VERSION 3.21.12)
 
@@ -21,17 +21,6 @@ endif()
 add_library(kvp_highway INTERFACE)
 if(NOT KVP_HIGHWAY_INCLUDE STREQUAL "/usr/include")
   target_include_directories(kvp_highway SYSTEM INTERFACE "${KVP_HIGHWAY_INCLUDE}")
-endif()
-
-# ---- Boost.Math: headers only. The setup links or copies them to a folder with nothing else in it.
-add_library(kvp_boost INTERFACE)
-find_path(KVP_BOOST_INCLUDE boost/math/distributions/normal.hpp HINTS "${KVP_TOOLCHAIN}/include" NO_CMAKE_FIND_ROOT_PATH)
-if(KVP_BOOST_INCLUDE AND KVP_BOOST_INCLUDE STREQUAL "/usr/include")
-  target_compile_options(kvp_boost INTERFACE -idirafter /usr/include)
-elseif(KVP_BOOST_INCLUDE)
-  target_include_directories(kvp_boost SYSTEM INTERFACE "${KVP_BOOST_INCLUDE}")
-else()
-  message(STATUS "Boost headers: not found (npm run setup installs them)")
 endif()
 
 # ---- protobuf-lite, from source: distributions' static libraries are not position independent, and there is none for

@@ -2,7 +2,7 @@
 // Puts everything that a build needs in place; quick when it is there already. `npm run setup`; build, start and test
 // call it. On Debian packages are installed with apt-get (as root or with sudo); everything else stays in .toolchain/.
 // Elsewhere it says what is missing. scripts/README.md lists what is fetched and why.
-import { cpSync, existsSync, mkdirSync, readFileSync, readdirSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import { cpSync, existsSync, mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { Failure, inRoot, isMain, output, read, root, run, say, script, seconds, toolchain, which } from './lib.mjs';
 
@@ -16,7 +16,7 @@ const PINS = {
 
 const PACKAGES = {
   build: [
-    'ca-certificates', 'ccache', 'clang-19', 'cmake', 'g++', 'libboost-dev', 'lld-19', 'llvm-19', 'ninja-build',
+    'ca-certificates', 'ccache', 'clang-19', 'cmake', 'g++', 'lld-19', 'llvm-19', 'ninja-build',
     'protobuf-compiler', 'python3', 'xz-utils',
   ],
   test: ['brotli', 'chromium', 'libclang-rt-19-dev', 'libgtest-dev', 'libprotobuf-dev', 'nlohmann-json3-dev'],
@@ -212,17 +212,6 @@ function setUpHighway() {
   if (version !== PINS.highway.upstream) throw new Failure(`Highway ${PINS.highway.upstream} is pinned, ${version} was unpacked`);
 }
 
-function setUpBoost() {
-  // A folder with Boost's headers and nothing else, so that a cross compiler does not see the system's other headers.
-  const link = join(toolchain, 'include', 'boost');
-  if (existsSync(join(link, 'math'))) return;
-  const found = ['/usr/include/boost', '/usr/local/include/boost', '/opt/homebrew/include/boost'].find((path) => existsSync(join(path, 'math')));
-  if (!found) throw new Failure('no Boost headers (apt: libboost-dev, brew: boost)');
-  mkdirSync(join(toolchain, 'include'), { recursive: true });
-  rmSync(link, { force: true });
-  symlinkSync(found, link);
-}
-
 // ---- protobuf's source; CMake builds the lite library from it, once for each kind of target
 
 function setUpProtobuf() {
@@ -284,7 +273,7 @@ function checkPrograms(tests) {
   ];
   const missing = wanted.filter(([program]) => !which(program)).map(([, text]) => text);
   if (missing.length) {
-    throw new Failure(`missing: ${missing.join(', ')}. brew: cmake ninja protobuf@21 python3 highway boost googletest ccache llvm`);
+    throw new Failure(`missing: ${missing.join(', ')}. brew: cmake ninja protobuf@21 python3 highway googletest ccache llvm`);
   }
 }
 
@@ -328,7 +317,6 @@ export async function setup({ tests = true } = {}) {
     installNpmPackages();
     setUpEmscripten();
     setUpHighway();
-    setUpBoost();
     setUpProtobuf();
     // A CUDA compiler, which is optional, will be set up here.
   });
