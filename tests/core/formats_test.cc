@@ -460,7 +460,7 @@ TEST(Study, ReplicationTable) {
   for (const auto& row : rows) {
     for (const bool outlier : {false, true}) {
       const auto& x = outlier ? outliers : plain;
-      const auto y = Dequantize(*AllBackends().front(), Quantize(*AllBackends().front(), row.spec, shape, x.data()));
+      const auto y = Dequantize(*Backends().front(), Quantize(*Backends().front(), row.spec, shape, x.data()));
       double error = 0, signal = 0;
       for (size_t i = 0; i < x.size(); ++i) {
         error += (static_cast<double>(x[i]) - y[i]) * (static_cast<double>(x[i]) - y[i]);
