@@ -33,13 +33,10 @@ Status Expect(const Field& field, WireFormatLite::WireType type, const char* nam
 
 std::string_view TextOf(Span bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 
-// Parses a small message with its generated class.
-template <typename Message>
-Status ParseSmall(const Field& field, Message* message, const char* name, const Place& place) {
-  if (!message->MergeFromString(std::string(TextOf(field.bytes)))) {
-    return FileError(Code::kCorrupt, place, std::string(name) + " is not a valid message", field.at);
-  }
-  return Ok();
+// Names from files as messages may show them.
+std::string Shown(std::string_view name) {
+  constexpr size_t kShown = 80;
+  return name.size() <= kShown ? std::string(name) : std::string(name.substr(0, kShown)) + "...";
 }
 
 // A submessage that may come in several parts, which protobuf merges: their concatenation is the merged message.
@@ -53,7 +50,13 @@ class Parts {
   bool set() const { return at_ >= 0; }
   Span whole() const { return whole_; }
   int64_t at() const { return at_; }  // of the first part; positions in later parts count on from there
-  Status Add(const Field& field) {
+  Status Add(const Field& field, const Place& place) {
+    // Joining costs the whole each time, and nobody writes more parts than a message has fields.
+    constexpr int kMostParts = 64;
+    if (++count_ > kMostParts) {
+      return FileError(Code::kUnsupported, place, "field " + std::to_string(field.number) + " comes in more than " + Text(int64_t{kMostParts}) + " parts",
+                       field.at);
+    }
     if (!set()) {
       whole_ = field.bytes;
       at_ = field.content_at;
@@ -71,7 +74,22 @@ class Parts {
   Span whole_;
   Bytes joined_;
   int64_t at_ = -1;
+  int count_ = 0;
 };
+
+// Parses a small message with its generated class, whose objects take many times the bytes of their fields.
+template <typename Message>
+Status ParseSmall(const Parts& parts, Message* message, const char* name, const Place& place) {
+  constexpr size_t kMost = 65536;
+  if (parts.whole().size() > kMost) {
+    return FileError(Code::kUnsupported, place, std::string(name) + " is larger than " + std::to_string(kMost) + " bytes", parts.at(),
+                     std::to_string(parts.whole().size()));
+  }
+  if (!message->ParseFromArray(parts.whole().data(), static_cast<int>(parts.whole().size()))) {
+    return FileError(Code::kCorrupt, place, std::string(name) + " is not a valid message", parts.at());
+  }
+  return Ok();
+}
 
 // ---- Tensors that are pages ----
 
@@ -108,31 +126,39 @@ Status AppendDim(const Field& field, std::vector<int64_t>* dims, const Place& pl
   return Ok();
 }
 
-// Values of a packed or repeated scalar field, decoded one by one: Next(stream) reads one.
+// A repeated scalar field, packed or not, of a message that is scanned again for it: it takes no memory of its own.
 struct Scalars {
-  std::vector<Field> fields;
-  int64_t at = -1;
-  void Add(const Field& field) {
+  Span message;
+  int64_t offset = 0;
+  int number = 0;
+  int64_t at = -1;       // of its first field, -1 where there is none
+  uint64_t present = 0;  // bytes of packed fields and values of others
+
+  bool set() const { return at >= 0; }
+  void Add(const Field& field, uint64_t unpacked_bytes) {
     if (at < 0) at = field.at;
-    fields.push_back(field);
+    present += field.type == kLengthDelimited ? field.bytes.size() : unpacked_bytes;
   }
-  bool set() const { return !fields.empty(); }
+  // Calls f(field) for each of its fields.
+  template <typename F>
+  Status ForEach(const Place& place, F&& f) const {
+    Scan scan(message, offset, place);
+    for (Field field;;) {
+      KVP_ASSIGN(const bool more, scan.Next(&field));
+      if (!more) return Ok();
+      if (field.number == number) KVP_TRY(f(field));
+    }
+  }
 };
 
 Result<Bytes> FloatsOf(const InstanceRef& instance, const Scalars& scalars, int64_t count, const Place& place) {
-  uint64_t present = 0;
-  for (const Field& field : scalars.fields) {
-    if (field.type == WireFormatLite::WIRETYPE_FIXED32) present += 4;
-    else if (field.type == kLengthDelimited) present += field.bytes.size();
-    else return FileError(Code::kCorrupt, place, "float_data has wire type " + std::to_string(field.type), field.at);
-  }
-  if (present != static_cast<uint64_t>(count) * 4) {
+  if (scalars.present != static_cast<uint64_t>(count) * 4) {
     return FileError(Code::kShape, place, "float_data needs " + Text(count) + " values", scalars.at,
-                     std::to_string(present) + " bytes");
+                     std::to_string(scalars.present) + " bytes");
   }
-  KVP_ASSIGN(Bytes data, Bytes::AllocateRaw(present, instance->budget));
+  KVP_ASSIGN(Bytes data, Bytes::AllocateRaw(scalars.present, instance->budget));
   uint8_t* out = data.data();
-  for (const Field& field : scalars.fields) {
+  KVP_TRY(scalars.ForEach(place, [&](const Field& field) -> Status {
     if (field.type == kLengthDelimited) {
       if (!field.bytes.empty()) std::memcpy(out, field.bytes.data(), field.bytes.size());
       out += field.bytes.size();
@@ -141,16 +167,16 @@ Result<Bytes> FloatsOf(const InstanceRef& instance, const Scalars& scalars, int6
       std::memcpy(out, &bits, 4);
       out += 4;
     }
-  }
+    return Ok();
+  }));
   return data;
 }
 
 // int32_data of a page: one 16-bit pattern per entry.
 Result<Bytes> PatternsOf(const InstanceRef& instance, const Scalars& scalars, int64_t count, const Place& place) {
-  uint64_t most = 0;  // a varint takes at least one byte
-  for (const Field& field : scalars.fields) most += field.type == kVarint ? 1 : field.bytes.size();
-  if (most < static_cast<uint64_t>(count)) {
-    return FileError(Code::kShape, place, "int32_data needs " + Text(count) + " values", scalars.at, "at most " + std::to_string(most));
+  if (scalars.present < static_cast<uint64_t>(count)) {  // a varint takes at least one byte
+    return FileError(Code::kShape, place, "int32_data needs " + Text(count) + " values", scalars.at,
+                     "at most " + std::to_string(scalars.present));
   }
   KVP_ASSIGN(Bytes data, Bytes::AllocateRaw(static_cast<uint64_t>(count) * 2, instance->budget));
   int64_t filled = 0;
@@ -160,19 +186,16 @@ Result<Bytes> PatternsOf(const InstanceRef& instance, const Scalars& scalars, in
     data.as<uint16_t>()[filled++] = static_cast<uint16_t>(value);
     return Ok();
   };
-  for (const Field& field : scalars.fields) {
-    if (field.type == kVarint) {
-      KVP_TRY(put(field.varint, field));
-      continue;
-    }
-    KVP_TRY(Expect(field, kLengthDelimited, "int32_data", place));
+  KVP_TRY(scalars.ForEach(place, [&](const Field& field) -> Status {
+    if (field.type == kVarint) return put(field.varint, field);
     google::protobuf::io::CodedInputStream stream(field.bytes.data(), static_cast<int>(field.bytes.size()));
     while (stream.CurrentPosition() < static_cast<int>(field.bytes.size())) {
       uint64_t value = 0;
       if (!stream.ReadVarint64(&value)) return FileError(Code::kCorrupt, place, "int32_data ends early", field.at);
       KVP_TRY(put(value, field));
     }
-  }
+    return Ok();
+  }));
   if (filled != count) return FileError(Code::kShape, place, "int32_data needs " + Text(count) + " values", scalars.at, Text(filled));
   return data;
 }
@@ -192,7 +215,7 @@ Result<PayloadRef> ReadDense(const InstanceRef& instance, Span message, int64_t 
   int64_t dims_at = offset, type_at = offset;
   std::optional<uint64_t> data_type;
   std::optional<Field> raw;
-  Scalars floats, ints;
+  Scalars floats{message, offset, T::kFloatDataFieldNumber}, ints{message, offset, T::kInt32DataFieldNumber};
   std::string extras;
   Scan scan(message, offset, place);
   for (Field field;;) {
@@ -213,10 +236,12 @@ Result<PayloadRef> ReadDense(const InstanceRef& instance, Span message, int64_t 
         raw = field;
         break;
       case T::kFloatDataFieldNumber:
-        floats.Add(field);
+        if (field.type != kLengthDelimited) KVP_TRY(Expect(field, WireFormatLite::WIRETYPE_FIXED32, "float_data", place));
+        floats.Add(field, 4);
         break;
       case T::kInt32DataFieldNumber:
-        ints.Add(field);
+        if (field.type != kLengthDelimited) KVP_TRY(Expect(field, kVarint, "int32_data", place));
+        ints.Add(field, 1);
         break;
       case T::kExternalDataFieldNumber:
         return External(place, field.at);
@@ -289,6 +314,7 @@ std::vector<int64_t> ParameterDims(const Shape& shape, int axis, int64_t block) 
 Status CheckDims(const pb::TensorProto& tensor, const std::vector<int64_t>& want, const char* name, const Place& place, int64_t at) {
   if (std::equal(want.begin(), want.end(), tensor.dims().begin(), tensor.dims().end())) return Ok();
   const auto text = [](const auto& dims) {
+    if (dims.size() > 8) return std::to_string(dims.size()) + " dims";
     std::string all = "[";
     for (const int64_t dim : dims) all += (all.size() > 1 ? ", " : "") + Text(dim);
     return all + "]";
@@ -350,6 +376,31 @@ Result<const TypeInfo*> DeduceStorage(bool is_signed, int64_t elements, uint64_t
     return FileError(Code::kShape, place, "no storage type takes " + std::to_string(bytes) + " bytes for " + Text(elements) + " elements", at);
   }
   return found;
+}
+
+// Values aside, scale and zero point are small, and their generated classes take many times the bytes of other fields.
+Status CheckParameters(const Parts& affine, const Place& place) {
+  using A = pb::AffineLayoutProto;
+  using T = pb::TensorProto;
+  constexpr size_t kMost = 65536;
+  size_t others = 0;
+  Scan scan(affine.whole(), affine.at(), place);
+  for (Field field;;) {
+    KVP_ASSIGN(const bool more, scan.Next(&field));
+    if (!more) return Ok();
+    if (field.number != A::kScaleFieldNumber && field.number != A::kZeroPointFieldNumber) continue;
+    const char* name = field.number == A::kScaleFieldNumber ? "scale" : "zero_point";
+    KVP_TRY(Expect(field, kLengthDelimited, name, place));
+    Scan inner(field.bytes, field.content_at, place);
+    for (Field part;;) {
+      KVP_ASSIGN(const bool left, inner.Next(&part));
+      if (!left) break;
+      const bool values = part.number == T::kRawDataFieldNumber || part.number == T::kFloatDataFieldNumber || part.number == T::kInt32DataFieldNumber;
+      if (!values && (others += part.raw.size()) > kMost) {
+        return FileError(Code::kUnsupported, place, std::string(name) + " holds more than " + std::to_string(kMost) + " bytes besides its values", part.at);
+      }
+    }
+  }
 }
 
 Result<PayloadRef> ReadAffine(const InstanceRef& instance, const pb::AffineLayoutProto& affine, const Shape& shape, Span codes,
@@ -433,18 +484,18 @@ Result<PayloadRef> ReadOwn(const InstanceRef& instance, const pb::StructTypeProt
     const pb::StructTypeProto::Array& array = field.type().struct_type().array();
     const int element = layout::ElementBytes(array.element_type().tensor_type().elem_type());
     if (element == 0 || array.dimension() > raw.size()) {
-      return FileError(Code::kCorrupt, place, "field '" + field.name() + "' of the layout is not an array within raw_data", at);
+      return FileError(Code::kCorrupt, place, "field '" + Shown(field.name()) + "' of the layout is not an array within raw_data", at);
     }
     const uint64_t bytes = array.dimension() * static_cast<uint64_t>(element);
     if (bytes > raw.size() - position) {
-      return FileError(Code::kShape, place, "array '" + field.name() + "' of " + std::to_string(bytes) + " bytes does not fit raw_data", raw_at,
+      return FileError(Code::kShape, place, "array '" + Shown(field.name()) + "' of " + std::to_string(bytes) + " bytes does not fit raw_data", raw_at,
                        std::to_string(raw.size() - position) + " left");
     }
     const Span data = raw.subspan(static_cast<size_t>(position), static_cast<size_t>(bytes));
     position += bytes;
     const auto take = [&](Bytes* to, bool* seen, int64_t want) -> Status {
       if (static_cast<int64_t>(bytes) != want || *seen) {
-        return FileError(Code::kShape, place, "array '" + field.name() + "' of " + CanonicalSpec(resolved) + " over " + Text(shape) + " needs " +
+        return FileError(Code::kShape, place, "array '" + Shown(field.name()) + "' of " + CanonicalSpec(resolved) + " over " + Text(shape) + " needs " +
                                                   Text(want) + " bytes", raw_at, std::to_string(bytes));
       }
       *seen = true;
@@ -467,7 +518,7 @@ Result<PayloadRef> ReadOwn(const InstanceRef& instance, const pb::StructTypeProt
       KVP_ASSIGN(Bytes center, Bytes::Copy(data.data(), data.size(), instance->budget));
       payload->center = std::move(center);
     } else {
-      return FileError(Code::kCorrupt, place, "array '" + field.name() + "' does not belong to " + CanonicalSpec(resolved), at);
+      return FileError(Code::kCorrupt, place, "array '" + Shown(field.name()) + "' does not belong to " + CanonicalSpec(resolved), at);
     }
   }
   if (!seen_codes || !seen_scales || !seen_zeros || !seen_global) {
@@ -496,10 +547,13 @@ Result<PayloadRef> ReadOwn(const InstanceRef& instance, const pb::StructTypeProt
   return PayloadRef(std::move(payload));
 }
 
-Result<Shape> LogicalShape(const std::optional<pb::TypeProto>& type, const Place& place, int64_t at) {
-  if (!type) return FileError(Code::kCorrupt, place, "logical_type is missing", at);
-  if (!type->has_tensor_type()) return FileError(Code::kUnsupported, place, "logical_type must be a tensor", at);
-  const auto& tensor = type->tensor_type();
+Result<Shape> LogicalShape(const Parts& logical, const Place& place, int64_t message_at) {
+  if (!logical.set()) return FileError(Code::kCorrupt, place, "logical_type is missing", message_at);
+  const int64_t at = logical.at();
+  pb::TypeProto type;
+  KVP_TRY(ParseSmall(logical, &type, "logical_type", place));
+  if (!type.has_tensor_type()) return FileError(Code::kUnsupported, place, "logical_type must be a tensor", at);
+  const auto& tensor = type.tensor_type();
   if (tensor.elem_type() != pb::TensorProto::FLOAT) {
     return FileError(Code::kUnsupported, place, "logical_type must be FLOAT", at, "data type " + std::to_string(tensor.elem_type()));
   }
@@ -511,12 +565,47 @@ Result<Shape> LogicalShape(const std::optional<pb::TypeProto>& type, const Place
   return PageShape(dims, place, at);
 }
 
+// What has to be known of a structure, whoever wrote it: it may be large (decoder functions) and is not parsed.
+struct Structure {
+  std::string_view name;
+  bool has_kind = false;
+  std::optional<uint64_t> type_ref;
+};
+Result<Structure> SummaryOf(Span message, int64_t offset, const Place& place) {
+  using S = pb::StructTypeProto;
+  Structure structure;
+  Scan scan(message, offset, place);
+  for (Field field;;) {
+    KVP_ASSIGN(const bool more, scan.Next(&field));
+    if (!more) return structure;
+    switch (field.number) {
+      case S::kArrayFieldNumber:
+      case S::kStructureFieldNumber:
+      case S::kBitPackingFieldNumber:
+        KVP_TRY(Expect(field, kLengthDelimited, "kind", place));
+        structure.has_kind = true;
+        structure.type_ref.reset();
+        break;
+      case S::kTypeRefFieldNumber:
+        KVP_TRY(Expect(field, kVarint, "type_ref", place));
+        structure.has_kind = true;
+        structure.type_ref = field.varint;
+        break;
+      case S::kNameFieldNumber:
+        KVP_TRY(Expect(field, kLengthDelimited, "name", place));
+        structure.name = TextOf(field.bytes);
+        break;
+      default:
+        break;
+    }
+  }
+}
+
 Result<PayloadRef> ReadEncoded(const InstanceRef& instance, Span message, int64_t offset, SharedBytes* last_center, const Place& place) {
   using E = pb::EncodedValueProto;
   Parts affine, structure;
-  std::optional<pb::TypeProto> logical;
+  Parts logical;
   std::optional<Field> raw;
-  int64_t logical_at = offset;
   bool external = false, shared = false;
   int64_t external_at = offset;
   std::string extras;
@@ -528,18 +617,16 @@ Result<PayloadRef> ReadEncoded(const InstanceRef& instance, Span message, int64_
       case E::kAffineFieldNumber:
         KVP_TRY(Expect(field, kLengthDelimited, "affine", place));
         structure.Clear();
-        KVP_TRY(affine.Add(field));
+        KVP_TRY(affine.Add(field, place));
         break;
       case E::kStructTypeFieldNumber:
         KVP_TRY(Expect(field, kLengthDelimited, "struct_type", place));
         affine.Clear();
-        KVP_TRY(structure.Add(field));
+        KVP_TRY(structure.Add(field, place));
         break;
       case E::kLogicalTypeFieldNumber:
         KVP_TRY(Expect(field, kLengthDelimited, "logical_type", place));
-        if (!logical) logical.emplace();
-        logical_at = field.at;
-        KVP_TRY(ParseSmall(field, &*logical, "logical_type", place));
+        KVP_TRY(logical.Add(field, place));
         break;
       case E::kRawDataFieldNumber:
         KVP_TRY(Expect(field, kLengthDelimited, "raw_data", place));
@@ -563,13 +650,14 @@ Result<PayloadRef> ReadEncoded(const InstanceRef& instance, Span message, int64_
     }
   }
   if (external) return External(place, external_at);
-  KVP_ASSIGN(const Shape shape, LogicalShape(logical, place, logical_at));
+  KVP_ASSIGN(const Shape shape, LogicalShape(logical, place, offset));
   const Span codes = raw ? raw->bytes : Span();
   const int64_t codes_at = raw ? raw->at : offset;
 
   std::string opaque_name;
   if (affine.set() && !shared) {
     if (!raw) return FileError(Code::kCorrupt, place, "raw_data is missing", offset);
+    KVP_TRY(CheckParameters(affine, place));
     pb::AffineLayoutProto layout;
     if (!layout.ParseFromArray(affine.whole().data(), static_cast<int>(affine.whole().size()))) {
       return FileError(Code::kCorrupt, place, "affine is not a valid message", affine.at());
@@ -577,19 +665,16 @@ Result<PayloadRef> ReadEncoded(const InstanceRef& instance, Span message, int64_
     return ReadAffine(instance, layout, shape, codes, std::move(extras), place, affine.at(), codes_at);
   }
   if (structure.set() && !shared) {
-    pb::StructTypeProto type;
-    if (!type.ParseFromArray(structure.whole().data(), static_cast<int>(structure.whole().size()))) {
-      return FileError(Code::kCorrupt, place, "struct_type is not a valid message", structure.at());
-    }
-    if (type.kind_case() == pb::StructTypeProto::KIND_NOT_SET) {
-      return FileError(Code::kCorrupt, place, "struct_type says no kind", structure.at());
-    }
-    const std::optional<Spec> spec = layout::SpecOfName(type.name(), shape);
+    KVP_ASSIGN(const Structure summary, SummaryOf(structure.whole(), structure.at(), place));
+    if (!summary.has_kind) return FileError(Code::kCorrupt, place, "struct_type says no kind", structure.at());
+    const std::optional<Spec> spec = layout::SpecOfName(summary.name, shape);
     if (spec) {
+      pb::StructTypeProto type;
+      KVP_TRY(ParseSmall(structure, &type, "struct_type", place));
       return ReadOwn(instance, type, *spec, shape, codes, std::move(extras), last_center, place, structure.at(), codes_at);
     }
-    opaque_name = !type.name().empty() ? type.name()
-                  : type.has_type_ref() ? "type " + std::to_string(type.type_ref())
+    opaque_name = !summary.name.empty() ? Shown(summary.name)
+                  : summary.type_ref    ? "type " + std::to_string(*summary.type_ref)
                                         : "unnamed structure";
   } else if (shared) {
     opaque_name = "shared parameters";
@@ -612,7 +697,7 @@ struct Side {
   Status Add(const Field& field, bool is_encoded, const char* name, const Place& place) {
     KVP_TRY(Expect(field, kLengthDelimited, name, place));
     (is_encoded ? dense : encoded).Clear();
-    return (is_encoded ? encoded : dense).Add(field);
+    return (is_encoded ? encoded : dense).Add(field, place);
   }
   Result<PayloadRef> Read(const InstanceRef& instance, SharedBytes* last_center, const Place& place, int64_t page_at) const {
     if (dense.set()) return ReadDense(instance, dense.whole(), dense.at(), place);

@@ -245,6 +245,9 @@ Status SerializePagedCache(const PagedCache& cache, std::span<uint8_t> out) {
     return MakeError(Code::kBuffer, "out", "must hold exactly " + std::to_string(pieces.size()) + " bytes", std::to_string(out.size()))
         .Expected(std::to_string(pieces.size()));
   }
+  if (pieces.size() > INT32_MAX) {  // no protobuf reader takes more
+    return MakeError(Code::kLimit, "cache", "a PagedCacheProto holds at most 2147483647 bytes", std::to_string(pieces.size()));
+  }
   pieces.CopyTo(out.data());
   return Ok();
 }
