@@ -17,6 +17,25 @@ export type {
   TypeInfo,
   WasmSource,
 } from './kv-pages.js';
+export { ModelCache } from './model-cache.js';
+export type {
+  Attention,
+  AttendOptions,
+  ByteSink,
+  ByteSource,
+  CachePage,
+  CachePageSide,
+  CacheStats,
+  FreezeFigures,
+  HeadDim,
+  LayerInfo,
+  ModelCacheOptions,
+  ModelShape,
+  ReadOptions,
+  RestoreOptions,
+  SaveOptions,
+  SideSpec,
+} from './model-cache.js';
 export { PagedCache } from './paged-cache.js';
 export type { AsyncOptions, Destination, Page, PageInfo, PageSource } from './paged-cache.js';
 export { ClusterBank, SortedProfile } from './profile.js';

@@ -14,7 +14,7 @@ import {
   splitIntoPages,
 } from './paged-cache.js';
 import type { AsyncOptions, Destination, PageSource } from './paged-cache.js';
-import { ProfileMethods } from './profile.js';
+import { ModelCacheMethods } from './model-cache.js';
 import { QuantizedTensor } from './quantized-tensor.js';
 import type { DequantizeOptions, Figures } from './quantized-tensor.js';
 import {
@@ -143,7 +143,7 @@ export interface Loaded {
 }
 
 /** One loaded core. Objects of one instance do not go into calls of another. */
-export class KvPages extends ProfileMethods {
+export class KvPages extends ModelCacheMethods {
   readonly #session: Session;
   readonly #loaded: Loaded;
   readonly #catalogue: Catalogue;

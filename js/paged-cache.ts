@@ -210,13 +210,13 @@ export async function quantizePagedCacheAsync(
   const valid = new Set(indices).size === indices.length && indices.every((index) => index >= 0n && index < count);
   let current = core.handle('kvp_paged_quantize', handle, valid ? new BigInt64Array(0) : indices, ...words);
   try {
-    for (let done = 0; done < indices.length; ) {
+    for (let done = 0; done < indices.length; ++done) {
       if (done > 0) await pause();
       throwIfAborted(signal, done);
       const next = core.handle('kvp_paged_quantize', current, indices.slice(done, done + 1), ...words);
       core.call('kvp_release', current);
       current = next;
-      onProgress?.({ done: ++done, total: indices.length });
+      onProgress?.({ done: done + 1, total: indices.length });
     }
     throwIfAborted(signal, indices.length);
   } catch (error) {
@@ -236,8 +236,9 @@ function throwIfAborted(signal: AbortSignal | undefined, done: number): void {
     );
 }
 
-/** Lets timers, events and rendering run. */
-function pause(): Promise<void> {
+/** Lets timers, events and rendering run.
+ * @internal */
+export function pause(): Promise<void> {
   const { setImmediate } = globalThis as { setImmediate?: (callback: () => void) => void };
   return new Promise((resolve) => (setImmediate === undefined ? setTimeout(resolve, 0) : setImmediate(resolve)));
 }

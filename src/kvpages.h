@@ -362,8 +362,8 @@ KVP_EXPORT int32_t kvp_cache_tokens(uint32_t cache, double layer, double* tokens
 KVP_EXPORT int32_t kvp_cache_read(uint32_t cache, double layer, const char* side, size_t side_len, double begin, double end,
                                   const char* type, size_t type_len, uint8_t* out, size_t out_len);
 
-/* softmax(scale Q K^T) V. queries [heads, tokens, head_dim]; options: scale (NaN: 1 / sqrt(head_dim)), query_start (-1:
- * tokens - queries), window (-1: the layer's, 0: none), sinks, softcap (0: none). sink_logits: one per head, or none. out:
+/* softmax(scale Q K^T) V. queries [heads, tokens, head_dim]; options: scale, query_start, window (0: none), sinks,
+ * softcap (0: none); NaN for the first three: 1 / sqrt(head_dim), tokens - queries, the layer's window. sink_logits: one per head, or none. out:
  * f32 [heads, tokens, head_dim of values]; lse: [heads, tokens], or empty. ERR_MISMATCH where an earlier layer has another
  * number of tokens. Rules and error bound: docs/attention.md. */
 KVP_EXPORT int32_t kvp_cache_attend(uint32_t cache, double layer, const uint8_t* queries, size_t queries_len,

@@ -153,8 +153,8 @@ Result<AttendOptions> OptionsOf(const double* options, size_t options_len, const
   if (options_len != 5) return MakeError(Code::kArgument, "options", "needs 5 numbers", Text(static_cast<int64_t>(options_len)));
   AttendOptions out;
   if (!std::isnan(options[0])) out.scale = options[0];
-  if (options[1] != -1) { KVP_ASSIGN(out.query_start, Integer(options[1], 0, kMost, "queryStart")); }
-  if (options[2] != -1) { KVP_ASSIGN(out.window, Integer(options[2], 0, kMost, "window")); }
+  if (!std::isnan(options[1])) { KVP_ASSIGN(out.query_start, Integer(options[1], 0, kMost, "queryStart")); }
+  if (!std::isnan(options[2])) { KVP_ASSIGN(out.window, Integer(options[2], 0, kMost, "window")); }
   KVP_ASSIGN(out.sinks, Integer(options[3], 0, kMost, "sinks"));
   out.softcap = options[4];
   out.sink_logits = {sink_logits, sink_logits_len};
