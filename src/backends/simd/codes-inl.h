@@ -168,12 +168,18 @@ struct IntegerCode {
   static constexpr bool kSigned = true;
   float lo, hi;
   uint32_t sign;  // 2^(bits - 1) for signed types, else 0
-  HWY_INLINE VI Encode(VF x, VF scale, VF zero) const {
-    VF q = hn::Round(hn::Div(x, scale));
-    q = hn::IfThenElseZero(hn::And(hn::Eq(q, q), hn::Not(hn::Eq(scale, hn::Zero(DF())))), q);
-    q = hn::Add(q, zero);
-    return hn::ConvertTo(DI(), hn::Min(hn::Max(q, Value(lo)), Value(hi)));
+  // The code less its zero point, as a float. Rounding is monotonic and keeps integers, so clamping before it gives what
+  // clamping after it gives; within the range adding 1.5 * 2^23 rounds to nearest even.
+  HWY_INLINE VF Shifted(VF x, VF scale, VF zero) const {
+    VF q = hn::Div(x, scale);
+    q = hn::IfThenElseZero(hn::And(hn::Eq(q, q), hn::Ne(scale, hn::Zero(DF()))), q);
+    return hn::Add(hn::Min(hn::Max(q, hn::Sub(Value(lo), zero)), hn::Sub(Value(hi), zero)), Value(12582912.0f));
   }
+  HWY_INLINE VI Encode(VF x, VF scale, VF zero) const {
+    const VU offset = hn::Sub(Bits(hn::Add(zero, Value(12582912.0f))), Word(2 * 0x4b400000u));
+    return hn::BitCast(DI(), hn::Add(Bits(Shifted(x, scale, zero)), offset));
+  }
+  HWY_INLINE VF RoundTrip(VF x, VF scale, VF zero) const { return hn::Mul(hn::Sub(Shifted(x, scale, zero), Value(12582912.0f)), scale); }
   HWY_INLINE VF Decode(VU code, VF scale, VF zero) const {
     // (code ^ sign) - sign is the signed code; small integers are exact in f32.
     const VF flipped = hn::ConvertTo(DF(), hn::BitCast(DI(), hn::Xor(code, Word(sign))));

@@ -53,6 +53,22 @@ void PackEights(const uint8_t* bytes, int64_t count, uint8_t* out) {
       hn::StoreU(hn::OrderedTruncate2To(d8, squeeze(bytes + i), squeeze(bytes + i + lanes)), d8, out + i / 2);
     }
   }
+  if constexpr (kBits == 3) {
+    // Two words of eight codes to a vector; the two bytes too many are overwritten by the next, so the last is left.
+    const hn::Full128<uint8_t> d8;
+    const hn::Full128<uint64_t> d64;
+    alignas(16) constexpr uint8_t kPick[16] = {0, 1, 2, 8, 9, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    const auto pick = hn::Load(d8, kPick);
+    const auto set = [&](uint64_t word) HWY_ATTR { return hn::Set(d64, word); };
+    for (; i + 24 <= count; i += 16) {
+      auto x = hn::And(hn::BitCast(d64, hn::LoadU(d8, bytes + i)), set(0x0707070707070707u));
+      x = hn::Or(hn::And(x, set(0x0007000700070007u)), hn::And(hn::ShiftRight<5>(x), set(0x0038003800380038u)));
+      x = hn::Or(hn::And(x, set(0x0000003f0000003fu)), hn::And(hn::ShiftRight<10>(x), set(0x00000fc000000fc0u)));
+      x = hn::Or(hn::And(x, set(0x0000000000000fffu)), hn::And(hn::ShiftRight<20>(x), set(0x0000000000fff000u)));
+      const uint64_t six = hn::GetLane(hn::BitCast(d64, hn::TableLookupBytes(hn::BitCast(d8, x), pick)));
+      std::memcpy(out + i * 3 / 8, &six, 8);
+    }
+  }
   for (; i < count; i += 8) {
     uint64_t word;
     std::memcpy(&word, bytes + i, 8);
@@ -73,6 +89,22 @@ void UnpackEights(const uint8_t* packed, int64_t count, uint8_t* bytes) {
       const auto pair = hn::PromoteTo(d16, hn::LoadU(half, packed + i / 2));
       const auto spread = hn::Or(hn::And(pair, hn::Set(d16, 0x000f)), hn::And(hn::ShiftLeft<4>(pair), hn::Set(d16, 0x0f00)));
       hn::StoreU(hn::BitCast(d8, spread), d8, bytes + i);
+    }
+  }
+  if constexpr (kBits == 3) {
+    const hn::Full128<uint8_t> d8;
+    const hn::Full128<uint64_t> d64;
+    alignas(16) constexpr uint8_t kPlace[16] = {0, 1, 2, 128, 128, 128, 128, 128, 3, 4, 5, 128, 128, 128, 128, 128};
+    const auto place = hn::Load(d8, kPlace);
+    const auto set = [&](uint64_t word) HWY_ATTR { return hn::Set(d64, word); };
+    for (; (i + 24) <= count; i += 16) {  // 8 bytes are read for 6
+      uint64_t eight;
+      std::memcpy(&eight, packed + i * 3 / 8, 8);
+      auto x = hn::BitCast(d64, hn::TableLookupBytesOr0(hn::BitCast(d8, hn::Set(d64, eight)), place));
+      x = hn::Or(hn::And(x, set(0x0000000000000fffu)), hn::ShiftLeft<20>(hn::And(x, set(0x0000000000fff000u))));
+      x = hn::Or(hn::And(x, set(0x0000003f0000003fu)), hn::ShiftLeft<10>(hn::And(x, set(0x00000fc000000fc0u))));
+      x = hn::Or(hn::And(x, set(0x0007000700070007u)), hn::ShiftLeft<5>(hn::And(x, set(0x0038003800380038u))));
+      hn::StoreU(hn::BitCast(d8, x), d8, bytes + i);
     }
   }
   for (; i < count; i += 8) {

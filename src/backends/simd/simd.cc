@@ -23,6 +23,7 @@
 #include "hwy/highway.h"
 #include "backends/simd/codes-inl.h"
 #include "backends/simd/packing-inl.h"
+#include "backends/simd/schemes-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvpages {
@@ -50,6 +51,16 @@ HWY_INLINE VF LoadFloats(const float* x, int64_t count) {
 HWY_INLINE void StoreFloats(VF v, float* x, int64_t count) {
   if (count == LaneCount()) hn::StoreU(v, DF(), x);
   else hn::StoreN(v, DF(), x, static_cast<size_t>(count));
+}
+
+// Grid::Index without the divisions that most grids do not need.
+HWY_INLINE int64_t Quotient(int64_t a, int64_t b) {
+  if (b == 1 || a < b) return b == 1 ? a : 0;
+  return static_cast<int64_t>(((a | b) >> 32) == 0 ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b);
+}
+HWY_INLINE int64_t IndexOf(const Grid& grid, int64_t b, int64_t h, int64_t t, int64_t d) {
+  return Quotient(b, grid.div[0]) * grid.stride[0] + Quotient(h, grid.div[1]) * grid.stride[1] + Quotient(t, grid.div[2]) * grid.stride[2] +
+         Quotient(d, grid.div[3]) * grid.stride[3];
 }
 
 // ---- Dense conversions ----
@@ -228,6 +239,34 @@ bool WithCode(const Codec& codec, F&& f) {
   }
 }
 
+// Scales and zero points [index, index + count * stride) of a grid as floats.
+void LoadScales(const Codec& codec, const uint8_t* scales, const uint8_t* zeros, float global, int64_t index, int64_t stride, int64_t count,
+                float* HWY_RESTRICT values, float* HWY_RESTRICT zero_values) {
+  if (stride == 1 && (zeros == nullptr || codec.family == Family::kInteger) &&
+      (codec.scale_type == ScaleType::kF32 || codec.scale_type == ScaleType::kE4M3)) {
+    if (codec.scale_type == ScaleType::kF32) {
+      std::memcpy(values, scales + index * 4, static_cast<size_t>(count) * 4);
+    } else {
+      const int64_t lanes = LaneCount();
+      int64_t i = 0;
+      for (; i + lanes <= count; i += lanes) {
+        hn::StoreU(hn::Mul(DecodeE4M3(hn::PromoteTo(DU(), hn::LoadU(DB(), scales + index + i))), Value(global)), DF(), values + i);
+      }
+      for (; i < count; ++i) values[i] = LoadScale(codec.scale_type, scales, index + i, global, codec.e8m0_zero);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const int32_t zero = zeros == nullptr ? 0 : codec.is_signed ? static_cast<int8_t>(zeros[index + i]) : zeros[index + i] - codec.zero_offset;
+      zero_values[i] = static_cast<float>(zero);
+    }
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const Scale scale = LoadScaleAt(codec, scales, zeros, global, index + i * stride);
+    values[i] = scale.value;
+    zero_values[i] = static_cast<float>(scale.zero);
+  }
+}
+
 uint8_t MaskOf(int bits) { return static_cast<uint8_t>((1 << bits) - 1); }
 
 // Rotation of formats/hadamard.h. Strides below a vector go through memory one pair at a time.
@@ -271,38 +310,48 @@ void DequantizeRows(const DequantizeJob& job, const Codec& codec, const C& code)
   uint8_t buffer[kChunk + 16];
   alignas(64) float scales[kChunk], zeros[kChunk];
   const bool each = job.grid.stride[3] != 0 && job.grid.div[3] == 1;
-  const bool plain = each && codec.scale_type == ScaleType::kF32;  // scales are read where they are
-  if (each && job.zeros == nullptr) std::fill(zeros, zeros + kChunk, 0.0f);
+  const bool flat = job.grid.stride[3] == 0 && job.grid.stride[2] == 0 && job.token_stride == width;
+  // Of narrow rows several are unpacked at once.
+  const int64_t together = std::max<int64_t>(1, kChunk / width);
   for (int64_t b = 0; b < shape.batch; ++b) {
     for (int64_t h = 0; h < shape.heads; ++h) {
       float* const head = job.out + b * job.batch_stride + h * job.head_stride;
+      const int64_t head_first = (b * shape.heads + h) * shape.tokens * width;
+      if (flat) {
+        const Scale scale = LoadScaleAt(codec, job.scales, job.zeros, job.global, IndexOf(job.grid, b, h, 0, 0));
+        const OneScale one{Value(scale.value), Value(static_cast<float>(scale.zero))};
+        const int64_t all = (job.end - job.begin) * width;
+        for (int64_t i = 0; i < all; i += kChunk) {
+          const int64_t count = std::min(kChunk, all - i);
+          DecodeRun(code, UnpackCodes(codec.bits, job.codes, head_first + job.begin * width + i, count, buffer), count, head + i, one);
+        }
+        continue;
+      }
       for (int64_t begin = 0; begin < width; begin += kChunk) {
         const int64_t count = std::min(kChunk, width - begin);
         int64_t loaded = -1;  // index of the scales in `scales`
-        for (int64_t t = job.begin; t < job.end; ++t) {
+        const uint8_t* codes = nullptr;
+        int64_t unpacked = job.begin;
+        for (int64_t t = job.begin; t < job.end; ++t, codes += width) {
           float* out = head + (t - job.begin) * job.token_stride + begin;
-          const int64_t first = ((b * shape.heads + h) * shape.tokens + t) * width + begin;
-          const uint8_t* codes = UnpackCodes(codec.bits, job.codes, first, count, buffer);
-          const int64_t index = job.grid.Index(b, h, t, begin);
+          if (t == unpacked) {
+            const int64_t rows = std::min(together, job.end - t);
+            codes = UnpackCodes(codec.bits, job.codes, head_first + t * width + begin, rows == 1 ? count : rows * width, buffer);
+            unpacked = t + rows;
+          }
+          int64_t index = IndexOf(job.grid, b, h, t, begin);
           if (each) {
             if (loaded != index) {
-              for (int64_t i = 0; i < count && (!plain || job.zeros != nullptr); ++i) {
-                const Scale scale = LoadScaleAt(codec, job.scales, job.zeros, job.global, index + i * job.grid.stride[3]);
-                scales[i] = scale.value;
-                zeros[i] = static_cast<float>(scale.zero);
-              }
-              if (plain && job.zeros == nullptr) {
-                for (int64_t i = 0; i < count; ++i) std::memcpy(scales + i, job.scales + (index + i * job.grid.stride[3]) * 4, 4);
-              }
+              LoadScales(codec, job.scales, job.zeros, job.global, index, job.grid.stride[3], count, scales, zeros);
               loaded = index;
             }
             DecodeRun(code, codes, count, out, ScaleEach{scales, zeros});
             continue;
           }
           const int64_t run = job.grid.stride[3] == 0 ? width : job.grid.div[3];
-          for (int64_t i = 0; i < count;) {
-            const int64_t n = std::min(count - i, run - (begin + i) % run);
-            const Scale scale = LoadScaleAt(codec, job.scales, job.zeros, job.global, job.grid.Index(b, h, t, begin + i));
+          for (int64_t i = 0; i < count; index += job.grid.stride[3]) {
+            const int64_t n = i == 0 && begin > 0 ? std::min(count, run - begin % run) : std::min(count - i, run);
+            const Scale scale = LoadScaleAt(codec, job.scales, job.zeros, job.global, index);
             DecodeRun(code, codes + i, n, out + i, OneScale{Value(scale.value), Value(static_cast<float>(scale.zero))});
             i += n;
           }
@@ -335,15 +384,17 @@ void DequantizeBlocks(const DequantizeJob& job) {
   const Shape& shape = job.shape;
   const TypeInfo& info = Info(job.spec.type);
   const bool nv = info.block == kNvfp4Block, wide = info.bits == 8;
-  uint8_t buffer[kLargestSchemeBlock + 16];
+  static_assert(kChunk % kLargestSchemeBlock == 0);
+  uint8_t buffer[kChunk + 16];
   const VF global = Value(job.global);
   for (int64_t b = 0; b < shape.batch; ++b) {
     for (int64_t h = 0; h < shape.heads; ++h) {
       for (int64_t t = job.begin; t < job.end; ++t) {
         float* row = job.out + b * job.batch_stride + h * job.head_stride + (t - job.begin) * job.token_stride;
         const int64_t first = ((b * shape.heads + h) * shape.tokens + t) * shape.width;
-        for (int64_t d = 0; d < shape.width; d += info.block) {
-          const uint8_t* codes = UnpackCodes(info.bits, job.codes, first + d, info.block, buffer);
+        const uint8_t* codes = nullptr;
+        for (int64_t d = 0; d < shape.width; d += info.block, codes += info.block) {
+          if (d % kChunk == 0) codes = UnpackCodes(info.bits, job.codes, first + d, std::min(kChunk, shape.width - d), buffer);
           const uint8_t byte = job.scales[(first + d) / info.block];
           const VF scale = Value(nv ? FromE4M3(byte) : FromE8M0(byte));
           const int64_t lanes = LaneCount();
@@ -362,11 +413,15 @@ void DequantizeBlocks(const DequantizeJob& job) {
 void Dequantize(const DequantizeJob& job) {
   const TypeInfo& info = Info(job.spec.type);
   if (info.family == Family::kScheme) {
-    if (LlamaBlockBytes(info.type) > 0) return kReferenceBackend.dequantize(job);
-    DequantizeBlocks(job);
+    if (LlamaBlockBytes(info.type) > 0) DequantizeLlama(job);
+    else DequantizeBlocks(job);
     return FinishRows(job);
   }
   const Codec codec = MakeCodec(job.spec);
+  if (codec.kivi && TakesKivi(job.spec, job.shape.width, false) &&
+      WithKiviType(codec.scale_type, [&](auto type) { DequantizeKivi<decltype(type)::value>(job, codec); })) {
+    return FinishRows(job);
+  }
   if (!WithCode(codec, [&](const auto& code) { DequantizeRows(job, codec, code); })) return kReferenceBackend.dequantize(job);
   FinishRows(job);
 }
@@ -513,15 +568,12 @@ class Quantizer {
   // ---- Calibration ----
 
   void Calibrate(int64_t b, int64_t h, int64_t t, int64_t valid, const float* const* rows, bool only_largest) {
-    const int64_t block = job_.spec.block;
     switch (job_.spec.axis) {
       case Axis::kToken:
-        for (int64_t d = 0; d < width_; d += block) {
-          CalibrateRun(job_.grid.Index(b, h, t, d), valid > 0 ? rows[0] + d : kZeroRow, valid > 0 ? std::min(block, width_ - d) : 0, only_largest);
-        }
+        CalibrateToken(IndexOf(job_.grid, b, h, t, 0), valid > 0 ? rows[0] : nullptr, only_largest);
         return;
       case Axis::kChannel:
-        ForVectors(width_, [&](int64_t d, int64_t n) HWY_ATTR { CalibrateChannels(job_.grid.Index(b, h, t, d), d, n, valid, rows, only_largest); });
+        CalibrateBlock(IndexOf(job_.grid, b, h, t, 0), valid, rows, only_largest);
         return;
       default: {
         // Tensor and head: only the range is kept; FinishWhole makes the scale.
@@ -586,12 +638,25 @@ class Quantizer {
   void CalibrateRun(int64_t index, const float* x, int64_t count, bool only_largest) {
     float lo = INFINITY, hi = -INFINITY;
     const int64_t lanes = LaneCount();
-    Range range = EmptyRange();
     int64_t i = 0;
-    for (; i + lanes <= count; i += lanes) range.Add(hn::LoadU(DF(), x + i));
-    if (i > 0) {
-      lo = hn::ReduceMin(DF(), range.lo);
-      hi = hn::ReduceMax(DF(), range.hi);
+    if (Symmetric() || codec_.family == Family::kLevels) {
+      // Only the largest magnitude counts.
+      VF most = hn::Zero(DF()), most2 = most;
+      for (; i + 2 * lanes <= count; i += 2 * lanes) {
+        most = hn::Max(most, hn::Abs(hn::LoadU(DF(), x + i)));
+        most2 = hn::Max(most2, hn::Abs(hn::LoadU(DF(), x + i + lanes)));
+      }
+      if (i > 0) {
+        hi = hn::ReduceMax(DF(), hn::Max(most, most2));
+        lo = -hi;
+      }
+    } else {
+      Range range = EmptyRange();
+      for (; i + lanes <= count; i += lanes) range.Add(hn::LoadU(DF(), x + i));
+      if (i > 0) {
+        lo = hn::ReduceMin(DF(), range.lo);
+        hi = hn::ReduceMax(DF(), range.hi);
+      }
     }
     for (; i < count; ++i) {
       lo = std::min(lo, x[i]);
@@ -634,8 +699,8 @@ class Quantizer {
     const bool levels = codec_.family == Family::kLevels;
     const float amax = std::max(std::fabs(lo), std::fabs(hi));
     const bool prune = codec_.family == Family::kInteger && codec_.is_signed;
-    StoredScale best{};
-    int32_t best_zero = 0;
+    StoredScale best{}, last{};
+    int32_t best_zero = 0, last_zero = 0;
     float best_error = 0;
     bool any = false;
     for (int i = (levels ? kRmsRatioCount : kRatioCount) - 1; i >= 0; --i) {
@@ -645,7 +710,10 @@ class Quantizer {
         const float end = amax - codec_.top * stored.value;
         if (end > 0 && end * end > best_error) break;
       }
-      if (any && stored.bits == best.bits && zero == best_zero) continue;  // the same scale: the same error
+      // The same scale: the same error.
+      if (any && ((stored.bits == best.bits && zero == best_zero) || (stored.bits == last.bits && zero == last_zero))) continue;
+      last = stored;
+      last_zero = zero;
       const VF scale = Value(stored.value), zero_point = Value(static_cast<float>(zero));
       ForVectors(count, [&](int64_t k, int64_t n) HWY_ATTR {
         const VF v = LoadFloats(x + k, n), e = hn::Sub(v, RoundTrip(v, scale, zero_point));
@@ -667,10 +735,35 @@ class Quantizer {
       const VF level = code_.Nearest(hn::Div(x, scale), &code);
       return hn::IfThenElseZero(hn::Not(hn::Eq(scale, hn::Zero(DF()))), hn::Mul(level, scale));
     } else if constexpr (C::kSigned) {
-      // The code as it is encoded: sign-extended, so no flip.
-      return hn::Mul(hn::Sub(hn::ConvertTo(DF(), code_.Encode(x, scale, zero)), zero), scale);
+      return code_.RoundTrip(x, scale, zero);
     } else {
       return code_.Decode(hn::BitCast(DU(), code_.Encode(x, scale, zero)), scale, zero);
+    }
+  }
+
+  void CalibrateBlock(int64_t index, int64_t valid, const float* const* rows, bool only_largest) {
+    ForVectors(width_, [&](int64_t d, int64_t n) HWY_ATTR { CalibrateChannels(index + d, d, n, valid, rows, only_largest); });
+    if (!only_largest && width_ <= kChunk) loaded_ = index;
+  }
+
+  // Groups of one row. A search works on a group per lane: the row's groups stand as the channels of a block do.
+  void CalibrateToken(int64_t index, const float* x, bool only_largest) {
+    const int64_t block = job_.spec.block, lanes = LaneCount(), groups = width_ / block;
+    int64_t group = 0;
+    if (x != nullptr && job_.spec.calibration == Calibration::kMse && block <= kMostSearchedTokens && 2 * groups >= lanes) {
+      const float* rows[kMostSearchedTokens];
+      for (int64_t i = 0; i < block; ++i) rows[i] = tile_ + i * lanes;
+      for (; group < groups; group += lanes) {
+        const int64_t n = std::min(lanes, groups - group);
+        for (int64_t g = 0; g < n; ++g) {
+          for (int64_t i = 0; i < block; ++i) tile_[i * lanes + g] = x[(group + g) * block + i];
+        }
+        CalibrateChannels(index + group, 0, n, block, rows, only_largest);
+      }
+      group = groups;
+    }
+    for (int64_t d = group * block; d < width_; d += block, ++group) {
+      CalibrateRun(index + group, x != nullptr ? x + d : kZeroRow, x != nullptr ? std::min(block, width_ - d) : 0, only_largest);
     }
   }
 
@@ -717,13 +810,22 @@ class Quantizer {
       return hn::Min(hn::Max(q, Value(-offset)), Value(codec_.top + offset));
     };
     VU bits;
-    VF zero = none;
+    VF zero = none, value;
     if (job_.spec.calibration != Calibration::kMse) {
       const Stored stored = store(top);
       bits = stored.bits;
+      value = stored.value;
       if (!Symmetric()) zero = zero_point(hn::Min(lo, none), stored.value);
     } else {
-      bits = SearchChannels(d, n, valid, rows, lo, hi, amax, rms, top, store, zero_point, &zero);
+      bits = SearchChannels(d, n, valid, rows, lo, hi, amax, rms, top, store, zero_point, &zero, &value);
+    }
+    if (job_.spec.axis == Axis::kChannel && width_ <= kChunk) {
+      // For EncodeRows, as LoadScales would give them.
+      StoreFloats(value, scales_ + d, n);
+      StoreFloats(zero, zeros_ + d, n);
+    }
+    if (n == LaneCount() && job_.spec.scale_type == ScaleType::kF32 && !has_zeros_) {
+      return hn::StoreU(bits, DU(), reinterpret_cast<uint32_t*>(job_.scales) + index);
     }
     alignas(64) uint32_t stored_bits[kMaxLanes];
     alignas(64) float zeros[kMaxLanes];
@@ -737,7 +839,7 @@ class Quantizer {
   // SearchRun with a group in every lane.
   template <typename StoreF, typename ZeroF>
   VU SearchChannels(int64_t d, int64_t n, int64_t valid, const float* const* rows, VF lo, VF hi, VF amax, VF rms, VF top, const StoreF& store,
-                    const ZeroF& zero_point, VF* best_zero) const {
+                    const ZeroF& zero_point, VF* best_zero, VF* best_value) const {
     const bool levels = codec_.family == Family::kLevels, symmetric = Symmetric();
     const bool prune = codec_.family == Family::kInteger && codec_.is_signed;
     const VF none = hn::Zero(DF());
@@ -745,10 +847,27 @@ class Quantizer {
     const VF from = with_zero ? hn::Min(lo, none) : lo, to = with_zero ? hn::Max(hi, none) : hi;
     VU best_bits = hn::Zero(DU());
     VF best_error = none;
+    *best_value = none;
     bool any = false;
+    VU last_bits = hn::Zero(DU());
+    VF last_zero = none;
+    // e4m3 is so coarse that the ratios from 1/2 to 1 pass through each of its values between, but for subnormal scales:
+    // those values are counted down.
+    const bool count_down = symmetric && !levels && job_.spec.scale_type == ScaleType::kE4M3 &&
+                            hn::AllTrue(DF(), hn::Or(hn::Eq(amax, none), hn::Gt(amax, Value(1e-30f))));
+    VU lowest = hn::Zero(DU()), current = lowest;
+    if (count_down) {
+      lowest = store(hn::Div(hn::Mul(Value(Ratio(0)), amax), Value(codec_.top))).bits;
+      current = store(top).bits;
+    }
     for (int i = (levels ? kRmsRatioCount : kRatioCount) - 1; i >= 0; --i) {
       const VF ratio = Value(levels ? RmsRatio(i) : Ratio(i));
-      const Stored stored = store(levels ? hn::Mul(rms, ratio) : symmetric ? hn::Div(hn::Mul(ratio, amax), Value(codec_.top)) : hn::Mul(ratio, top));
+      Stored stored;
+      if (count_down) {
+        if (any && hn::AllTrue(DU(), hn::Eq(current, lowest))) break;
+        if (any) current = hn::Add(current, hn::VecFromMask(DU(), hn::Gt(current, lowest)));
+        stored = {current, hn::Mul(DecodeE4M3(current), Value(global_))};
+      } else stored = store(levels ? hn::Mul(rms, ratio) : symmetric ? hn::Div(hn::Mul(ratio, amax), Value(codec_.top)) : hn::Mul(ratio, top));
       VF zero = none;
       if (!levels && !symmetric) {
         zero = zero_point(hn::Sub(hn::Mul(hn::Add(from, to), Value(0.5f)), hn::Mul(hn::Mul(ratio, hn::Sub(to, from)), Value(0.5f))), stored.value);
@@ -757,6 +876,9 @@ class Quantizer {
         const VF end = hn::Max(hn::Sub(amax, hn::Mul(Value(codec_.top), stored.value)), none);
         if (hn::AllTrue(DF(), hn::Gt(hn::Mul(end, end), best_error))) break;
       }
+      if (any && hn::AllTrue(DU(), hn::Eq(stored.bits, last_bits)) && hn::AllTrue(DF(), hn::Eq(zero, last_zero))) continue;
+      last_bits = stored.bits;
+      last_zero = zero;
       const VF error = valid == 0 ? none : TreeOf(valid, [&](int64_t t) HWY_ATTR {
         const VF x = LoadFloats(rows[t] + d, n), e = hn::Sub(x, RoundTrip(x, stored.value, zero));
         return hn::Mul(e, e);
@@ -764,6 +886,7 @@ class Quantizer {
       const auto better = any ? hn::Le(error, best_error) : hn::Eq(none, none);
       best_bits = hn::IfThenElse(hn::RebindMask(DU(), better), stored.bits, best_bits);
       best_error = hn::IfThenElse(better, error, best_error);
+      *best_value = hn::IfThenElse(better, stored.value, *best_value);
       *best_zero = hn::IfThenElse(better, zero, *best_zero);
       any = true;
     }
@@ -792,13 +915,29 @@ class Quantizer {
   // ---- Encoding ----
 
   bool EncodeAll(Packer* packer) {
-    const Axis axis = job_.spec.axis;
-    const bool rowwise = axis != Axis::kChannel && job_.grid.stride[3] == 0;
-    if (rowwise || job_.grid.div[3] > 1 || axis == Axis::kToken || axis == Axis::kChannel) {
-      ForBlocks([&](int64_t b, int64_t h, int64_t t, int64_t tokens, int64_t valid, const float* const* rows) {
-        EncodeRows(b, h, t, tokens, valid, rows, packer);
-      });
+    const Shape& shape = job_.shape;
+    if (!Transformed() && job_.token_stride == width_ && job_.valid == shape.tokens && job_.grid.stride[3] == 0 && job_.grid.stride[2] == 0) {
+      // One scale for all tokens of a head, and they lie side by side.
+      const uint8_t mask = MaskOf(codec_.bits);
+      const int64_t all = shape.tokens * width_;
+      for (int64_t b = 0; b < shape.batch; ++b) {
+        for (int64_t h = 0; h < shape.heads; ++h) {
+          const float* x = static_cast<const float*>(job_.source) + b * job_.batch_stride + h * job_.head_stride;
+          const Scale scale = LoadScaleAt(codec_, job_.scales, has_zeros_ ? job_.zeros : nullptr, *job_.global, IndexOf(job_.grid, b, h, 0, 0));
+          const OneScale one{Value(scale.value), Value(static_cast<float>(scale.zero))};
+          for (int64_t i = 0; i < all; i += kChunk) {
+            const int64_t count = std::min(kChunk, all - i);
+            EncodeRun(code_, x + i, count, packer->Reserve(count), mask, one);
+            packer->Commit(count);
+          }
+        }
+      }
+      packer->Finish();
+      return ok_;
     }
+    ForBlocks([&](int64_t b, int64_t h, int64_t t, int64_t tokens, int64_t valid, const float* const* rows) {
+      EncodeRows(b, h, t, tokens, valid, rows, packer);
+    });
     packer->Finish();
     return ok_;
   }
@@ -809,27 +948,22 @@ class Quantizer {
     const uint8_t mask = MaskOf(codec_.bits);
     const uint8_t* zeros = has_zeros_ ? job_.zeros : nullptr;
     const float global = *job_.global;
-    int64_t loaded = -1;
     for (int64_t k = 0; k < tokens; ++k) {
       for (int64_t begin = 0; begin < width_; begin += kChunk) {
         const int64_t count = std::min(kChunk, width_ - begin);
         const float* x = k < valid ? rows[k] + begin : kZeroRow;
         uint8_t* codes = packer->Reserve(count);
+        int64_t index = IndexOf(job_.grid, b, h, t + k, begin);
         if (each) {
-          const int64_t index = job_.grid.Index(b, h, t + k, begin);
-          if (loaded != index) {
-            for (int64_t i = 0; i < count; ++i) {
-              const Scale scale = LoadScaleAt(codec_, job_.scales, zeros, global, index + i * job_.grid.stride[3]);
-              scales_[i] = scale.value;
-              zeros_[i] = static_cast<float>(scale.zero);
-            }
-            loaded = index;
+          if (loaded_ != index) {
+            LoadScales(codec_, job_.scales, zeros, global, index, job_.grid.stride[3], count, scales_, zeros_);
+            loaded_ = index;
           }
           EncodeRun(code_, x, count, codes, mask, ScaleEach{scales_, zeros_});
         } else {
-          for (int64_t i = 0; i < count;) {
-            const int64_t n = std::min(count - i, run - (begin + i) % run);
-            const Scale scale = LoadScaleAt(codec_, job_.scales, zeros, global, job_.grid.Index(b, h, t + k, begin + i));
+          for (int64_t i = 0; i < count; index += job_.grid.stride[3]) {
+            const int64_t n = i == 0 && begin > 0 ? std::min(count, run - begin % run) : std::min(count - i, run);
+            const Scale scale = LoadScaleAt(codec_, job_.scales, zeros, global, index);
             EncodeRun(code_, x + i, n, codes + i, mask, OneScale{Value(scale.value), Value(static_cast<float>(scale.zero))});
             i += n;
           }
@@ -852,6 +986,8 @@ class Quantizer {
   float global_ = 1.0f, largest_ = 0.0f;
   float whole_lo_ = INFINITY, whole_hi_ = -INFINITY;
   int64_t whole_head_ = -1;
+  int64_t loaded_ = -1;  // index of the first scale in scales_
+  alignas(64) float tile_[kMostSearchedTokens * kMaxLanes];
   alignas(64) float errors_[kMostSearched + kMaxLanes];
   alignas(64) float scales_[kChunk], zeros_[kChunk];
 };
@@ -923,24 +1059,39 @@ bool QuantizeNvfp4(const QuantizeJob& job) {
     for (int64_t h = 0; h < shape.heads; ++h) {
       for (int64_t t = 0; t < shape.tokens; ++t) {
         const float* row = t < job.valid ? row_of(b, h, t) : nullptr;
-        for (int64_t d = 0; d < width; d += kNvfp4Block, ++index) {
-          const float* x = row != nullptr ? row + d : kZeroRow;
-          VF most = hn::Zero(DF());
-          for (int64_t i = 0; i < kNvfp4Block; i += lanes) most = hn::Max(most, hn::Abs(hn::LoadU(DF(), x + i)));
-          const Nvfp4Scale scale = MakeNvfp4Scale(hn::ReduceMax(DF(), most), 6.0f, g);
-          job.scales[index] = scale.bits;
-          const VF inverse = Value(scale.inverse);
-          uint8_t* codes = packer.Reserve(kNvfp4Block);
-          const auto code = [&](int64_t i) HWY_ATTR { return hn::BitCast(DI(), EncodeE2M1<false>(hn::Mul(hn::LoadU(DF(), x + i), inverse))); };
-          if (lanes == 4) {
-            const auto low = hn::OrderedDemote2To(d16, code(0), code(4)), high = hn::OrderedDemote2To(d16, code(8), code(12));
-            hn::StoreU(hn::OrderedDemote2To(u8, low, high), u8, codes);
-          } else {
-            for (int64_t i = 0; i < kNvfp4Block; i += lanes) {
-              hn::StoreU(hn::DemoteTo(DB(), code(i)), DB(), codes + i);
+        for (int64_t begin = 0; begin < width; begin += kChunk) {
+          const int64_t count = std::min(kChunk, width - begin);
+          const float* x = row != nullptr ? row + begin : kZeroRow;
+          alignas(64) float inverses[kChunk / kNvfp4Block + kMaxLanes];
+          for (int64_t i = 0; i < count; i += kNvfp4Block) {
+            VF most = hn::Abs(hn::LoadU(DF(), x + i));
+            for (int64_t k = lanes; k < kNvfp4Block; k += lanes) most = hn::Max(most, hn::Abs(hn::LoadU(DF(), x + i + k)));
+            inverses[i / kNvfp4Block] = hn::ReduceMax(DF(), most);
+          }
+          // MakeNvfp4Scale, a block to a lane.
+          ForVectors(count / kNvfp4Block, [&](int64_t i, int64_t n) HWY_ATTR {
+            const VF none = hn::Zero(DF()), largest = LoadFloats(inverses + i, n);
+            const auto some = hn::Ne(largest, none);
+            const VU bits = hn::IfThenElseZero(hn::RebindMask(DU(), some), EncodeE4M3(hn::Div(largest, Value(6.0f * g)), false));
+            const VF full = hn::Mul(DecodeE4M3(bits), Value(g));
+            StoreFloats(hn::IfThenElseZero(hn::And(some, hn::Ne(full, none)), hn::Div(Value(1.0f), full)), inverses + i, n);
+            alignas(64) uint32_t stored[kMaxLanes];
+            hn::StoreU(bits, DU(), stored);
+            for (int64_t k = 0; k < n; ++k) job.scales[index + i + k] = static_cast<uint8_t>(stored[k]);
+          });
+          index += count / kNvfp4Block;
+          uint8_t* codes = packer.Reserve(count);
+          for (int64_t i = 0; i < count; i += kNvfp4Block) {
+            const VF inverse = Value(inverses[i / kNvfp4Block]);
+            const auto code = [&](int64_t k) HWY_ATTR { return hn::BitCast(DI(), EncodeE2M1<false>(hn::Mul(hn::LoadU(DF(), x + i + k), inverse))); };
+            if (lanes == 4) {
+              const auto low = hn::OrderedDemote2To(d16, code(0), code(4)), high = hn::OrderedDemote2To(d16, code(8), code(12));
+              hn::StoreU(hn::OrderedDemote2To(u8, low, high), u8, codes + i);
+            } else {
+              for (int64_t k = 0; k < kNvfp4Block; k += lanes) hn::StoreU(hn::DemoteTo(DB(), code(k)), DB(), codes + i + k);
             }
           }
-          packer.Commit(kNvfp4Block);
+          packer.Commit(count);
         }
       }
     }
@@ -949,13 +1100,46 @@ bool QuantizeNvfp4(const QuantizeJob& job) {
   return ok;
 }
 
+// Rows for schemes-inl.h. `ok`: all of them were finite.
+struct Rows {
+  const QuantizeJob& job;
+  bool ok;
+  const float* operator()(int64_t b, int64_t h, int64_t t, float* out) {
+    const int64_t first = b * job.batch_stride + h * job.head_stride + t * job.token_stride, width = job.shape.width;
+    if (job.source_type == Type::f32 && job.center == nullptr && job.hadamard == 0) return static_cast<const float*>(job.source) + first;
+    Widen(job.source_type, static_cast<const uint8_t*>(job.source) + first * (job.source_type == Type::f32 ? 4 : 2), out, width);
+    if (job.center != nullptr) {
+      for (int64_t d = 0; d < width; ++d) out[d] = out[d] - FromBF16(job.center[h * width + d]);
+    }
+    if (job.hadamard > 0) Rotate(out, width, job.hadamard);
+    if (job.center != nullptr || job.hadamard > 0) ok = ok && FirstNonFinite(Type::f32, out, width) < 0;
+    return out;
+  }
+};
+
+// Schemes and KIVI; false where the reference has to do it.
+bool QuantizeOthers(const QuantizeJob& job, const Codec& codec) {
+  if (job.shape.elements() == 0 || (job.options.non_finite != NonFinite::kError && !AllFinite(job))) return false;
+  Rows rows{job, true};
+  if (codec.family == Family::kScheme) {
+    QuantizeBlocks(job, rows);
+    return rows.ok;
+  }
+  if (!TakesKivi(job.spec, job.shape.width, true)) return false;
+  return WithKiviType(codec.scale_type, [&](auto type) { QuantizeKivi<decltype(type)::value>(job, codec, rows); }) && rows.ok;
+}
+
 void Quantize(const QuantizeJob& job) {
   const Codec codec = MakeCodec(job.spec, job.options);
   if (job.spec.type == Type::nvfp4 && job.shape.elements() > 0 && (job.options.non_finite == NonFinite::kError || AllFinite(job)) &&
       QuantizeNvfp4(job)) {
     return;
   }
-  if (codec.family != Family::kScheme && Takes(job, codec)) {
+  if (codec.family == Family::kScheme || codec.kivi) {
+    if (!QuantizeOthers(job, codec)) kReferenceBackend.quantize(job);
+    return;
+  }
+  if (Takes(job, codec)) {
     bool done = false;
     WithCode(codec, [&](const auto& code) { done = Quantizer(job, codec, code).Run(); });
     if (done) return;
