@@ -11,13 +11,13 @@ import { plural, shape, table } from './text.js';
 
 export const inspect: Command = {
   name: 'inspect',
-  summary: 'Say what is in a file: a PagedCacheProto or a safetensors file',
+  summary: "Say what is in a file: a PagedCacheProto, a model cache's envelope or a safetensors file",
   operands: ['FILE'],
   options: [{ name: 'json', help: 'the same as JSON' }, ...backendOptions],
   async run(args) {
     const name = args.operand(0);
     const bytes = await readInput(name);
-    const report = isSafetensors(bytes) ? tensors(bytes) : pages(bytes, await loadFrom(args));
+    const report = isSafetensors(bytes) ? tensors(bytes) : isEnvelope(bytes) ? envelope(bytes, await loadFrom(args)) : pages(bytes, await loadFrom(args));
     if (args.flag('json')) {
       await writeStdout(`${JSON.stringify({ file: name, bytes: bytes.byteLength, ...report.json }, null, 2)}\n`);
     } else {
@@ -73,6 +73,40 @@ function pages(bytes: Uint8Array, kv: KvPages): Report {
       tokens: cache.tokens,
       payloadBytes: cache.byteLength,
       pages: cache.pages,
+    },
+  };
+}
+
+/** The envelope's magic. */
+function isEnvelope(bytes: Uint8Array): boolean {
+  return [0x89, 0x4b, 0x56, 0x50].every((byte, i) => bytes[i] === byte);
+}
+
+function envelope(bytes: Uint8Array, kv: KvPages): Report {
+  const cache = kv.restore(bytes);
+  const stats = cache.stats();
+  const rows = cache.layers.map((layer, i) => [
+    String(i),
+    String(layer.kvHeads),
+    String(layer.key.headDim),
+    layer.key.spec,
+    String(layer.value.headDim),
+    layer.value.spec,
+    String(cache.pages(i).length),
+  ]);
+  return {
+    headline: `the envelope of a model cache of ${plural(rows.length, 'layer')}, ${plural(cache.tokens, 'token')}`,
+    text:
+      `  model: ${cache.model || '(no tag)'}\n` +
+      `  ${stats.bits.frozen.toFixed(2)} bits per element in frozen pages, ${stats.bits.overall.toFixed(2)} overall\n` +
+      table(['>layer', '>KV heads', '>K dim', 'K', '>V dim', 'V', '>pages'], rows),
+    json: {
+      kind: 'envelope',
+      model: cache.model,
+      tokens: cache.tokens,
+      tokenIds: cache.tokenIds.length,
+      stats,
+      layers: cache.layers.map((layer, i) => ({ ...layer, pages: cache.pages(i) })),
     },
   };
 }

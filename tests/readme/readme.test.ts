@@ -10,7 +10,7 @@ import { load } from 'kvpages';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 const readme = readFileSync(join(root, 'README.md'), 'utf8');
-const documents = ['README.md', 'CONTRIBUTING.md', 'docs/formats.md', 'src/formats/README.md', 'scripts/README.md', 'tests/data/README.md', 'tests/vectors/README.md'];
+const documents = ['README.md', 'CONTRIBUTING.md', 'docs/formats.md', 'docs/attention.md', 'docs/envelope.md', 'src/formats/README.md', 'scripts/README.md', 'tests/data/README.md', 'tests/vectors/README.md'];
 
 const blocks = (language: string) => [...readme.matchAll(new RegExp(`^\`\`\`${language}\n([\\s\\S]*?)^\`\`\`$`, 'gm'))].map((match) => match[1]!);
 
@@ -38,6 +38,9 @@ describe.each(['native', 'wasm'])('code, %s', (backend) => {
   });
   test('the second example prints its table', () => {
     expect(run(blocks('js')[1]!, backend)).toBe(blocks('text')[0]!);
+  });
+  test('the third example prints its line', () => {
+    expect(run(blocks('js')[2]!, backend)).toBe(blocks('text')[1]!);
   });
 });
 
