@@ -210,12 +210,18 @@ template <int kBits>
 struct LevelCode {
   static constexpr bool kSigned = false;
   static constexpr int kHalf = 1 << (kBits - 1);
-  float positive[kHalf], middle[kHalf];  // middle[i]: border between positive level i - 1 and i, middle[0] = 0
+  // Room for a whole vector: targets with one of 8 lanes look values up in it.
+  static constexpr int kRoom = HWY_LANES(float) > 8 ? HWY_LANES(float) : 8;
+  static constexpr bool kLookUp = HWY_LANES(float) >= 8;
+  float positive[kRoom] = {}, middle[kRoom] = {};  // middle[i]: border between positive level i - 1 and i, middle[0] = 0
   LevelCode() {
     for (int i = 0; i < kHalf; ++i) {
       positive[i] = PositiveLevel(kBits, i);
       middle[i] = LevelMiddle(kBits, kHalf - 1 + i);
     }
+  }
+  HWY_INLINE static VF LookUp(const float* table, VU index) {
+    return hn::TableLookupLanes(hn::LoadU(DF(), table), hn::IndicesFromVec(DF(), index));
   }
   // The level nearest to q by the borders, and its code. Borders count as below q where q is positive and as above
   // where it is negative, so a negative q compares its magnitude with >=.
@@ -226,7 +232,16 @@ struct LevelCode {
     const VU key = hn::Add(magnitude, Choose(positive_side, hn::Zero(DU()), Word(1)));
     VU index = hn::Zero(DU());
     VF level = Value(positive[0]);
-    for (int i = 1; i < kHalf; ++i) {
+    if constexpr (kLookUp) {
+      const VI signed_key = hn::BitCast(DI(), key);
+      for (int step = kHalf / 2; step >= 1; step /= 2) {
+        const VF border = step == kHalf / 2 ? Value(middle[step]) : LookUp(middle, hn::Add(index, Word(static_cast<uint32_t>(step))));
+        const VI above = hn::VecFromMask(DI(), hn::Gt(signed_key, hn::BitCast(DI(), Bits(border))));
+        index = hn::Add(index, hn::And(hn::BitCast(DU(), above), Word(static_cast<uint32_t>(step))));
+      }
+      level = LookUp(positive, index);
+    }
+    for (int i = 1; i < kHalf && !kLookUp; ++i) {
       const auto above = hn::Gt(hn::BitCast(DI(), key), hn::BitCast(DI(), Bits(Value(middle[i]))));
       index = hn::Sub(index, hn::BitCast(DU(), hn::VecFromMask(DI(), above)));
       level = hn::IfThenElse(hn::RebindMask(DF(), above), Value(positive[i]), level);
@@ -243,7 +258,8 @@ struct LevelCode {
     const auto negative = hn::Lt(code, Word(kHalf));
     const VU index = Choose(negative, hn::Sub(Word(kHalf - 1), code), hn::Sub(code, Word(kHalf)));
     VF level = Value(positive[0]);
-    for (int i = 1; i < kHalf; ++i) level = hn::IfThenElse(hn::RebindMask(DF(), hn::Eq(index, Word(static_cast<uint32_t>(i)))), Value(positive[i]), level);
+    if constexpr (kLookUp) level = LookUp(positive, index);
+    for (int i = 1; i < kHalf && !kLookUp; ++i) level = hn::IfThenElse(hn::RebindMask(DF(), hn::Eq(index, Word(static_cast<uint32_t>(i)))), Value(positive[i]), level);
     const VF value = hn::Mul(Float(hn::Or(Bits(level), Choose(negative, Word(0x80000000), hn::Zero(DU())))), scale);
     return hn::IfThenElseZero(hn::Not(hn::Eq(scale, hn::Zero(DF()))), value);
   }

@@ -490,7 +490,8 @@ float SumTree(float* values, int64_t count) {
 }
 
 constexpr int64_t kMostSearched = 512;       // elements of a token block that the vector search takes
-constexpr int64_t kMostSearchedTokens = 64;  // tokens of a channel block
+constexpr int64_t kMostSearchedTokens = 64;  // tokens of a channel block, elements of a token block that is turned over
+constexpr int64_t kSearchRows = 16;          // rows whose groups fill the lanes of a search
 
 template <typename C>
 class Quantizer {
@@ -507,20 +508,21 @@ class Quantizer {
     if (job_.spec.scale_type == ScaleType::kE4M3) {
       largest_ = 0;
       ForBlocks([&](int64_t b, int64_t h, int64_t t, int64_t tokens, int64_t valid, const float* const* rows) {
-        (void)tokens;
-        Calibrate(b, h, t, valid, rows, true);
+        Calibrate(b, h, t, tokens, valid, rows, true);
       });
       if (job_.spec.axis == Axis::kTensor || job_.spec.axis == Axis::kHead) FinishWhole(true);
       *job_.global = E4M3Global(largest_);
     }
     global_ = *job_.global;
     if (job_.spec.axis == Axis::kTensor || job_.spec.axis == Axis::kHead) {
-      ForBlocks([&](int64_t b, int64_t h, int64_t t, int64_t, int64_t valid, const float* const* rows) { Calibrate(b, h, t, valid, rows, false); });
+      ForBlocks([&](int64_t b, int64_t h, int64_t t, int64_t tokens, int64_t valid, const float* const* rows) {
+        Calibrate(b, h, t, tokens, valid, rows, false);
+      });
       FinishWhole(false);
       return ok_ && EncodeAll(&packer);
     }
     ForBlocks([&](int64_t b, int64_t h, int64_t t, int64_t tokens, int64_t valid, const float* const* rows) {
-      Calibrate(b, h, t, valid, rows, false);
+      Calibrate(b, h, t, tokens, valid, rows, false);
       EncodeRows(b, h, t, tokens, valid, rows, &packer);
     });
     packer.Finish();
@@ -546,13 +548,14 @@ class Quantizer {
     return out;
   }
 
-  // Calls f(b, h, first token, tokens, valid tokens, rows) for each block of tokens that is worked on at once: a row, or
-  // a channel block.
+  // Calls f(b, h, first token, tokens, valid tokens, rows) for each block of tokens that is worked on at once: a channel
+  // block, as many rows as a search fills its lanes from, or one row.
   template <typename F>
   void ForBlocks(const F& f) {
     const Shape& shape = job_.shape;
     const bool channel = job_.spec.axis == Axis::kChannel;
-    const int64_t block = channel ? job_.spec.block : 1;
+    const bool search = job_.spec.axis == Axis::kToken && job_.spec.calibration == Calibration::kMse;
+    const int64_t block = channel ? job_.spec.block : search ? kSearchRows : 1;
     const float* rows[kMostRows];
     for (int64_t b = 0; b < shape.batch; ++b) {
       for (int64_t h = 0; h < shape.heads; ++h) {
@@ -567,10 +570,10 @@ class Quantizer {
 
   // ---- Calibration ----
 
-  void Calibrate(int64_t b, int64_t h, int64_t t, int64_t valid, const float* const* rows, bool only_largest) {
+  void Calibrate(int64_t b, int64_t h, int64_t t, int64_t tokens, int64_t valid, const float* const* rows, bool only_largest) {
     switch (job_.spec.axis) {
       case Axis::kToken:
-        CalibrateToken(IndexOf(job_.grid, b, h, t, 0), valid > 0 ? rows[0] : nullptr, only_largest);
+        CalibrateTokens(IndexOf(job_.grid, b, h, t, 0), tokens, valid, rows, only_largest);
         return;
       case Axis::kChannel:
         CalibrateBlock(IndexOf(job_.grid, b, h, t, 0), valid, rows, only_largest);
@@ -746,24 +749,28 @@ class Quantizer {
     if (!only_largest && width_ <= kChunk) loaded_ = index;
   }
 
-  // Groups of one row. A search works on a group per lane: the row's groups stand as the channels of a block do.
-  void CalibrateToken(int64_t index, const float* x, bool only_largest) {
-    const int64_t block = job_.spec.block, lanes = LaneCount(), groups = width_ / block;
-    int64_t group = 0;
-    if (x != nullptr && job_.spec.calibration == Calibration::kMse && block <= kMostSearchedTokens && 2 * groups >= lanes) {
-      const float* rows[kMostSearchedTokens];
-      for (int64_t i = 0; i < block; ++i) rows[i] = tile_ + i * lanes;
-      for (; group < groups; group += lanes) {
-        const int64_t n = std::min(lanes, groups - group);
+  // Groups of some rows. A search works on a group per lane: the groups stand in `tile_` as the channels of a block do.
+  void CalibrateTokens(int64_t index, int64_t tokens, int64_t valid, const float* const* rows, bool only_largest) {
+    const int64_t block = job_.spec.block, lanes = LaneCount(), groups = CeilDiv(width_, block);
+    int64_t token = 0;
+    if (job_.spec.calibration == Calibration::kMse && block <= kMostSearchedTokens && width_ % block == 0 && 2 * valid * groups >= lanes) {
+      const float* tile[kMostSearchedTokens];
+      for (int64_t i = 0; i < block; ++i) tile[i] = tile_ + i * lanes;
+      for (int64_t group = 0; group < valid * groups; group += lanes) {
+        const int64_t n = std::min(lanes, valid * groups - group);
         for (int64_t g = 0; g < n; ++g) {
-          for (int64_t i = 0; i < block; ++i) tile_[i * lanes + g] = x[(group + g) * block + i];
+          const float* x = rows[(group + g) / groups] + (group + g) % groups * block;
+          for (int64_t i = 0; i < block; ++i) std::memcpy(tile_ + i * lanes + g, x + i, 4);
         }
-        CalibrateChannels(index + group, 0, n, block, rows, only_largest);
+        CalibrateChannels(index + group, 0, n, block, tile, only_largest);
       }
-      group = groups;
+      token = valid;
     }
-    for (int64_t d = group * block; d < width_; d += block, ++group) {
-      CalibrateRun(index + group, x != nullptr ? x + d : kZeroRow, x != nullptr ? std::min(block, width_ - d) : 0, only_largest);
+    for (; token < tokens; ++token) {
+      for (int64_t d = 0, group = token * groups; d < width_; d += block, ++group) {
+        const float* x = token < valid ? rows[token] + d : kZeroRow;
+        CalibrateRun(index + group, x, token < valid ? std::min(block, width_ - d) : 0, only_largest);
+      }
     }
   }
 
@@ -853,18 +860,27 @@ class Quantizer {
     VF last_zero = none;
     // e4m3 is so coarse that the ratios from 1/2 to 1 pass through each of its values between, but for subnormal scales:
     // those values are counted down.
-    const bool count_down = symmetric && !levels && job_.spec.scale_type == ScaleType::kE4M3 &&
-                            hn::AllTrue(DF(), hn::Or(hn::Eq(amax, none), hn::Gt(amax, Value(1e-30f))));
-    VU lowest = hn::Zero(DU()), current = lowest;
+    // The few ratios of level tables may pass one by: bit k of `hits` says whether the value k below the largest is one.
+    const bool count_down = (symmetric || levels) && job_.spec.scale_type == ScaleType::kE4M3 &&
+                            (levels || hn::AllTrue(DF(), hn::Or(hn::Eq(amax, none), hn::Gt(amax, Value(1e-30f)))));
+    VU lowest = hn::Zero(DU()), current = lowest, hits = Word(0xffffffff);
+    uint32_t step = 0;
     if (count_down) {
-      lowest = store(hn::Div(hn::Mul(Value(Ratio(0)), amax), Value(codec_.top))).bits;
       current = store(top).bits;
+      if (levels) {
+        hits = lowest;
+        for (int i = 0; i < kRmsRatioCount; ++i) hits = hn::Or(hits, hn::Shl(Word(1), hn::Sub(current, store(hn::Mul(rms, Value(RmsRatio(i)))).bits)));
+        lowest = store(hn::Mul(rms, Value(RmsRatio(0)))).bits;
+      } else {
+        lowest = store(hn::Div(hn::Mul(Value(Ratio(0)), amax), Value(codec_.top))).bits;
+      }
     }
     for (int i = (levels ? kRmsRatioCount : kRatioCount) - 1; i >= 0; --i) {
       const VF ratio = Value(levels ? RmsRatio(i) : Ratio(i));
       Stored stored;
       if (count_down) {
         if (any && hn::AllTrue(DU(), hn::Eq(current, lowest))) break;
+        if (any) ++step;
         if (any) current = hn::Add(current, hn::VecFromMask(DU(), hn::Gt(current, lowest)));
         stored = {current, hn::Mul(DecodeE4M3(current), Value(global_))};
       } else stored = store(levels ? hn::Mul(rms, ratio) : symmetric ? hn::Div(hn::Mul(ratio, amax), Value(codec_.top)) : hn::Mul(ratio, top));
@@ -883,7 +899,8 @@ class Quantizer {
         const VF x = LoadFloats(rows[t] + d, n), e = hn::Sub(x, RoundTrip(x, stored.value, zero));
         return hn::Mul(e, e);
       });
-      const auto better = any ? hn::Le(error, best_error) : hn::Eq(none, none);
+      const auto real = hn::RebindMask(DF(), hn::Ne(hn::And(hits, Word(1u << step)), hn::Zero(DU())));
+      const auto better = any ? hn::And(real, hn::Le(error, best_error)) : hn::Eq(none, none);
       best_bits = hn::IfThenElse(hn::RebindMask(DU(), better), stored.bits, best_bits);
       best_error = hn::IfThenElse(better, error, best_error);
       *best_value = hn::IfThenElse(better, stored.value, *best_value);
@@ -893,20 +910,18 @@ class Quantizer {
     return best_bits;
   }
 
-  // The halving tree over `count` vectors.
+  // The halving tree over `count` vectors of nothing below 0; its first two levels without memory.
   template <typename F>
   HWY_INLINE VF TreeOf(int64_t count, const F& element) const {
-    VF sums[kMostSearchedTokens];
-    int64_t padded = 1;
+    VF sums[kMostSearchedTokens / 4];
+    int64_t padded = 4;
     while (padded < count) padded *= 2;
-    if (padded == 1) return element(0);
-    const int64_t half = padded / 2;
-    for (int64_t i = 0; i < half; ++i) {
-      sums[i] = i < count ? element(i) : hn::Zero(DF());
-      if (i + half < count) sums[i] = hn::Add(sums[i], element(i + half));
-      else sums[i] = hn::Add(sums[i], hn::Zero(DF()));
+    const int64_t quarter = padded / 4;
+    const auto leaf = [&](int64_t i) HWY_ATTR { return i < count ? element(i) : hn::Zero(DF()); };
+    for (int64_t i = 0; i < quarter; ++i) {
+      sums[i] = hn::Add(hn::Add(leaf(i), leaf(i + 2 * quarter)), hn::Add(leaf(i + quarter), leaf(i + 3 * quarter)));
     }
-    for (int64_t m = half / 2; m >= 1; m /= 2) {
+    for (int64_t m = quarter / 2; m >= 1; m /= 2) {
       for (int64_t i = 0; i < m; ++i) sums[i] = hn::Add(sums[i], sums[i + m]);
     }
     return sums[0];
