@@ -96,7 +96,7 @@ Status ParseSmall(const Parts& parts, Message* message, const char* name, const 
 Result<Shape> PageShape(const std::vector<int64_t>& dims, const Place& place, int64_t at) {
   if (dims.size() != 4) {
     return FileError(Code::kShape, place, "a page needs 4 dims [batch, kv_heads, capacity, head_dim]", at,
-                     std::to_string(dims.size()));
+                     dims.size() > 4 ? "more" : std::to_string(dims.size()));
   }
   const Shape shape{dims[0], dims[1], dims[2], dims[3]};
   for (const int64_t dim : dims) {
@@ -107,21 +107,19 @@ Result<Shape> PageShape(const std::vector<int64_t>& dims, const Place& place, in
   return shape;
 }
 
+// Dims after the fifth are dropped: what has more than four is refused by everyone.
 Status AppendDim(const Field& field, std::vector<int64_t>* dims, const Place& place) {
+  constexpr size_t kKept = 5;
   if (field.type == kVarint) {
-    dims->push_back(static_cast<int64_t>(field.varint));
-  } else {  // packed, which proto2 readers must take as well
-    KVP_TRY(Expect(field, kLengthDelimited, "dims", place));
-    google::protobuf::io::CodedInputStream stream(field.bytes.data(), static_cast<int>(field.bytes.size()));
-    while (stream.CurrentPosition() < static_cast<int>(field.bytes.size())) {
-      uint64_t value = 0;
-      if (!stream.ReadVarint64(&value)) return FileError(Code::kCorrupt, place, "dims end early", field.at);
-      if (dims->size() > 4) break;
-      dims->push_back(static_cast<int64_t>(value));
-    }
+    if (dims->size() < kKept) dims->push_back(static_cast<int64_t>(field.varint));
+    return Ok();
   }
-  if (dims->size() > 4) {
-    return FileError(Code::kShape, place, "a page needs 4 dims [batch, kv_heads, capacity, head_dim]", field.at, "more");
+  KVP_TRY(Expect(field, kLengthDelimited, "dims", place));  // packed, which proto2 readers must take as well
+  google::protobuf::io::CodedInputStream stream(field.bytes.data(), static_cast<int>(field.bytes.size()));
+  while (stream.CurrentPosition() < static_cast<int>(field.bytes.size())) {
+    uint64_t value = 0;
+    if (!stream.ReadVarint64(&value)) return FileError(Code::kCorrupt, place, "dims end early", field.at);
+    if (dims->size() < kKept) dims->push_back(static_cast<int64_t>(value));
   }
   return Ok();
 }
@@ -172,6 +170,31 @@ Result<Bytes> FloatsOf(const InstanceRef& instance, const Scalars& scalars, int6
   return data;
 }
 
+// Calls put(value) for each of `count` values of int32_data; nothing is taken before there can be so many.
+template <typename F>
+Status ForInts(const Scalars& scalars, int64_t count, const char* name, const char* unit, const Place& place, int64_t at, F&& put) {
+  const auto wrong = [&](std::string got) {
+    return FileError(Code::kShape, place, std::string(name) + " needs " + Text(count) + unit, scalars.set() ? scalars.at : at, std::move(got));
+  };
+  int64_t filled = 0;
+  const auto next = [&](uint64_t value, const Field& field) -> Status {
+    if (filled++ == count) return wrong("more");
+    return put(value, field);
+  };
+  KVP_TRY(scalars.ForEach(place, [&](const Field& field) -> Status {
+    if (field.type == kVarint) return next(field.varint, field);
+    google::protobuf::io::CodedInputStream stream(field.bytes.data(), static_cast<int>(field.bytes.size()));
+    while (stream.CurrentPosition() < static_cast<int>(field.bytes.size())) {
+      uint64_t value = 0;
+      if (!stream.ReadVarint64(&value)) return FileError(Code::kCorrupt, place, std::string(name) + " ends early", field.at);
+      KVP_TRY(next(value, field));
+    }
+    return Ok();
+  }));
+  if (filled != count) return wrong(Text(filled));
+  return Ok();
+}
+
 // int32_data of a page: one 16-bit pattern per entry.
 Result<Bytes> PatternsOf(const InstanceRef& instance, const Scalars& scalars, int64_t count, const Place& place) {
   if (scalars.present < static_cast<uint64_t>(count)) {  // a varint takes at least one byte
@@ -179,24 +202,12 @@ Result<Bytes> PatternsOf(const InstanceRef& instance, const Scalars& scalars, in
                      "at most " + std::to_string(scalars.present));
   }
   KVP_ASSIGN(Bytes data, Bytes::AllocateRaw(static_cast<uint64_t>(count) * 2, instance->budget));
-  int64_t filled = 0;
-  const auto put = [&](uint64_t value, const Field& field) -> Status {
+  uint16_t* out = data.as<uint16_t>();
+  KVP_TRY(ForInts(scalars, count, "int32_data", " values", place, scalars.at, [&](uint64_t value, const Field& field) -> Status {
     if (value > 0xffff) return FileError(Code::kCorrupt, place, "int32_data must hold 16-bit patterns", field.at, std::to_string(value));
-    if (filled == count) return FileError(Code::kShape, place, "int32_data needs " + Text(count) + " values", field.at, "more");
-    data.as<uint16_t>()[filled++] = static_cast<uint16_t>(value);
-    return Ok();
-  };
-  KVP_TRY(scalars.ForEach(place, [&](const Field& field) -> Status {
-    if (field.type == kVarint) return put(field.varint, field);
-    google::protobuf::io::CodedInputStream stream(field.bytes.data(), static_cast<int>(field.bytes.size()));
-    while (stream.CurrentPosition() < static_cast<int>(field.bytes.size())) {
-      uint64_t value = 0;
-      if (!stream.ReadVarint64(&value)) return FileError(Code::kCorrupt, place, "int32_data ends early", field.at);
-      KVP_TRY(put(value, field));
-    }
+    *out++ = static_cast<uint16_t>(value);
     return Ok();
   }));
-  if (filled != count) return FileError(Code::kShape, place, "int32_data needs " + Text(count) + " values", scalars.at, Text(filled));
   return data;
 }
 
@@ -209,39 +220,45 @@ Error External(const Place& place, int64_t at) {
   return FileError(Code::kUnsupported, place, "data in an external file cannot be read", at);
 }
 
-Result<PayloadRef> ReadDense(const InstanceRef& instance, Span message, int64_t offset, const Place& place) {
-  using T = pb::TensorProto;
+// The fields of a TensorProto that hold data, where they stand.
+struct TensorFields {
   std::vector<int64_t> dims;
-  int64_t dims_at = offset, type_at = offset;
+  int64_t at = 0, dims_at = 0, type_at = 0;
   std::optional<uint64_t> data_type;
   std::optional<Field> raw;
-  Scalars floats{message, offset, T::kFloatDataFieldNumber}, ints{message, offset, T::kInt32DataFieldNumber};
-  std::string extras;
+  Scalars floats, ints;
+  std::string extras;  // everything else, as it stands
+};
+Status ScanTensor(Span message, int64_t offset, const Place& place, TensorFields* tensor) {
+  using T = pb::TensorProto;
+  tensor->at = tensor->dims_at = tensor->type_at = offset;
+  tensor->floats = {message, offset, T::kFloatDataFieldNumber};
+  tensor->ints = {message, offset, T::kInt32DataFieldNumber};
   Scan scan(message, offset, place);
   for (Field field;;) {
     KVP_ASSIGN(const bool more, scan.Next(&field));
-    if (!more) break;
+    if (!more) return Ok();
     switch (field.number) {
       case T::kDimsFieldNumber:
-        dims_at = field.at;
-        KVP_TRY(AppendDim(field, &dims, place));
+        tensor->dims_at = field.at;
+        KVP_TRY(AppendDim(field, &tensor->dims, place));
         break;
       case T::kDataTypeFieldNumber:
         KVP_TRY(Expect(field, kVarint, "data_type", place));
-        data_type = field.varint;
-        type_at = field.at;
+        tensor->data_type = field.varint;
+        tensor->type_at = field.at;
         break;
       case T::kRawDataFieldNumber:
         KVP_TRY(Expect(field, kLengthDelimited, "raw_data", place));
-        raw = field;
+        tensor->raw = field;
         break;
       case T::kFloatDataFieldNumber:
         if (field.type != kLengthDelimited) KVP_TRY(Expect(field, WireFormatLite::WIRETYPE_FIXED32, "float_data", place));
-        floats.Add(field, 4);
+        tensor->floats.Add(field, 4);
         break;
       case T::kInt32DataFieldNumber:
         if (field.type != kLengthDelimited) KVP_TRY(Expect(field, kVarint, "int32_data", place));
-        ints.Add(field, 1);
+        tensor->ints.Add(field, 1);
         break;
       case T::kExternalDataFieldNumber:
         return External(place, field.at);
@@ -250,9 +267,15 @@ Result<PayloadRef> ReadDense(const InstanceRef& instance, Span message, int64_t 
         if (field.varint == T::EXTERNAL) return External(place, field.at);
         break;
       default:
-        extras.append(TextOf(field.raw));
+        tensor->extras.append(TextOf(field.raw));
     }
   }
+}
+
+Result<PayloadRef> ReadDense(const InstanceRef& instance, Span message, int64_t offset, const Place& place) {
+  TensorFields tensor;
+  KVP_TRY(ScanTensor(message, offset, place, &tensor));
+  auto& [dims, at, dims_at, type_at, data_type, raw, floats, ints, extras] = tensor;
   if (!data_type) return FileError(Code::kCorrupt, place, "data_type is missing", offset);
   const TypeInfo* info = *data_type <= INT32_MAX ? FindOnnxType(static_cast<int>(*data_type)) : nullptr;
   if (info == nullptr || info->family != Family::kDense) {
@@ -284,22 +307,28 @@ Result<PayloadRef> ReadDense(const InstanceRef& instance, Span message, int64_t 
 
 // ---- Encoded values ----
 
-// Values of a small FLOAT tensor in either spelling.
-Status ReadScales(const pb::TensorProto& tensor, std::vector<float>* out, const Place& place, int64_t at) {
-  if (tensor.data_location() == pb::TensorProto::EXTERNAL || tensor.external_data_size() > 0) return External(place, at);
-  if (tensor.data_type() != pb::TensorProto::FLOAT) {
-    return FileError(Code::kUnsupported, place, "scales must be FLOAT", at, "data type " + std::to_string(tensor.data_type()));
+// Scales in either spelling: in place where they are aligned there, else copied into `copy`.
+Result<std::span<const float>> ReadScales(const TensorFields& tensor, const Place& place, Bytes* copy) {
+  if (tensor.data_type != pb::TensorProto::FLOAT) {
+    return FileError(Code::kUnsupported, place, "scales must be FLOAT", tensor.type_at,
+                     tensor.data_type ? "data type " + std::to_string(*tensor.data_type) : "none");
   }
-  if (tensor.has_raw_data()) {
-    if (tensor.raw_data().size() % 4 != 0) {
-      return FileError(Code::kShape, place, "scale raw_data must be whole floats", at, std::to_string(tensor.raw_data().size()) + " bytes");
-    }
-    out->resize(tensor.raw_data().size() / 4);
-    if (!out->empty()) std::memcpy(out->data(), tensor.raw_data().data(), out->size() * 4);
-  } else {
-    out->assign(tensor.float_data().begin(), tensor.float_data().end());
+  if (!tensor.raw) {
+    if (tensor.floats.present % 4 != 0) return FileError(Code::kShape, place, "scale float_data must be whole floats", tensor.floats.at);
+    const InstanceRef unlimited = std::make_shared<Instance>();
+    KVP_ASSIGN(*copy, FloatsOf(unlimited, tensor.floats, static_cast<int64_t>(tensor.floats.present / 4), place));
+    return std::span(copy->as<const float>(), static_cast<size_t>(copy->size() / 4));
   }
-  return Ok();
+  const Span raw = tensor.raw->bytes;
+  if (raw.size() % 4 != 0) {
+    return FileError(Code::kShape, place, "scale raw_data must be whole floats", tensor.raw->at, std::to_string(raw.size()) + " bytes");
+  }
+  const void* data = raw.data();
+  if (reinterpret_cast<uintptr_t>(data) % alignof(float) != 0) {
+    KVP_ASSIGN(*copy, Bytes::Copy(data, raw.size()));
+    data = copy->data();
+  }
+  return std::span(static_cast<const float*>(data), raw.size() / 4);
 }
 
 // Dims of scale or zero point for an axis and block; empty for per tensor.
@@ -311,52 +340,58 @@ std::vector<int64_t> ParameterDims(const Shape& shape, int axis, int64_t block) 
   return dims;
 }
 
-Status CheckDims(const pb::TensorProto& tensor, const std::vector<int64_t>& want, const char* name, const Place& place, int64_t at) {
-  if (std::equal(want.begin(), want.end(), tensor.dims().begin(), tensor.dims().end())) return Ok();
+Status CheckDims(const TensorFields& tensor, const std::vector<int64_t>& want, const char* name, const Place& place) {
+  if (tensor.dims == want) return Ok();
   const auto text = [](const auto& dims) {
-    if (dims.size() > 8) return std::to_string(dims.size()) + " dims";
+    if (dims.size() > 4) return std::string("more than 4");
     std::string all = "[";
     for (const int64_t dim : dims) all += (all.size() > 1 ? ", " : "") + Text(dim);
     return all + "]";
   };
-  return FileError(Code::kShape, place, std::string(name) + " must have dims " + text(want), at, text(tensor.dims()));
+  return FileError(Code::kShape, place, std::string(name) + " must have dims " + text(want), tensor.dims_at, text(tensor.dims));
+}
+
+template <int kBits>
+void UnpackZeros(const uint8_t* packed, int64_t count, uint8_t* out) {
+  constexpr int kPerByte = 8 / kBits;
+  constexpr unsigned kMask = (1u << kBits) - 1;
+  for (; count >= kPerByte; count -= kPerByte, ++packed) {
+    for (int i = 0; i < kPerByte; ++i) *out++ = static_cast<uint8_t>(*packed >> (i * kBits) & kMask);
+  }
+  for (int i = 0; i < count; ++i) *out++ = static_cast<uint8_t>(*packed >> (i * kBits) & kMask);
 }
 
 // One byte per zero point. Sub-byte entries are packed in raw_data and, in int32_data, 32 / width to a word.
-Status ReadZeros(const pb::TensorProto& tensor, const TypeInfo& info, int64_t count, std::vector<uint8_t>* out, const Place& place,
-                 int64_t at) {
-  if (tensor.data_location() == pb::TensorProto::EXTERNAL || tensor.external_data_size() > 0) return External(place, at);
-  if (tensor.data_type() != info.onnx) {
-    return FileError(Code::kCorrupt, place, "zero_point must have the storage type " + std::to_string(info.onnx), at,
-                     "data type " + std::to_string(tensor.data_type()));
+Result<Bytes> ReadZeros(const TensorFields& tensor, const TypeInfo& info, int64_t count, const Place& place) {
+  if (tensor.data_type != static_cast<uint64_t>(info.onnx)) {
+    return FileError(Code::kCorrupt, place, "zero_point must have the storage type " + std::to_string(info.onnx), tensor.type_at,
+                     tensor.data_type ? "data type " + std::to_string(*tensor.data_type) : "none");
   }
-  const unsigned mask = info.bits == 8 ? 0xffu : (1u << info.bits) - 1;
-  if (tensor.has_raw_data()) {
-    const std::string& raw = tensor.raw_data();
+  const unsigned mask = (1u << info.bits) - 1;
+  if (tensor.raw) {
+    const Span raw = tensor.raw->bytes;
     if (static_cast<int64_t>(raw.size()) != PackedBytes(info.bits, count)) {
-      return FileError(Code::kShape, place, "zero_point raw_data needs " + Text(PackedBytes(info.bits, count)) + " bytes", at,
+      return FileError(Code::kShape, place, "zero_point raw_data needs " + Text(PackedBytes(info.bits, count)) + " bytes", tensor.raw->at,
                        std::to_string(raw.size()));
     }
-    if (count == 1) {
-      out->push_back(static_cast<uint8_t>(raw[0]));  // verbatim, high bits and all
-      return Ok();
-    }
-    for (int64_t i = 0; i < count; ++i) {
-      const auto bit = static_cast<size_t>(i) * static_cast<size_t>(info.bits);
-      out->push_back(static_cast<uint8_t>(static_cast<uint8_t>(raw[bit / 8]) >> bit % 8 & mask));
-    }
-    return Ok();
+    if (count == 1 || info.bits == 8) return Bytes::Copy(raw.data(), raw.size());  // one alone verbatim, high bits and all
+    KVP_ASSIGN(Bytes zeros, Bytes::AllocateRaw(static_cast<uint64_t>(count)));
+    (info.bits == 4 ? UnpackZeros<4> : UnpackZeros<2>)(raw.data(), count, zeros.data());
+    return zeros;
   }
   const int per_word = info.bits == 8 ? 1 : 32 / info.bits;
-  if (tensor.int32_data_size() != CeilDiv(count, per_word)) {
-    return FileError(Code::kShape, place, "zero_point int32_data needs " + Text(CeilDiv(count, per_word)) + " words", at,
-                     std::to_string(tensor.int32_data_size()));
+  const int64_t words = CeilDiv(count, per_word);
+  if (tensor.ints.present < static_cast<uint64_t>(words)) {
+    return FileError(Code::kShape, place, "zero_point int32_data needs " + Text(words) + " words", tensor.at,
+                     "at most " + std::to_string(tensor.ints.present));
   }
-  for (int64_t i = 0; i < count; ++i) {
-    const auto word = static_cast<uint32_t>(tensor.int32_data(static_cast<int>(i / per_word)));
-    out->push_back(static_cast<uint8_t>(word >> (i % per_word * info.bits) & mask));
-  }
-  return Ok();
+  KVP_ASSIGN(Bytes zeros, Bytes::AllocateRaw(static_cast<uint64_t>(count)));
+  int64_t filled = 0;
+  KVP_TRY(ForInts(tensor.ints, words, "zero_point int32_data", " words", place, tensor.at, [&](uint64_t word, const Field&) -> Status {
+    for (int i = 0; i < per_word && filled < count; ++i) zeros.data()[filled++] = static_cast<uint8_t>(word >> (i * info.bits) & mask);
+    return Ok();
+  }));
+  return zeros;
 }
 
 // The width that `bytes` codes can have, when only their sign is known.
@@ -403,37 +438,85 @@ Status CheckParameters(const Parts& affine, const Place& place) {
   }
 }
 
-Result<PayloadRef> ReadAffine(const InstanceRef& instance, const pb::AffineLayoutProto& affine, const Shape& shape, Span codes,
-                              std::string extras, const Place& place, int64_t at, int64_t codes_at) {
+// An AffineLayoutProto; its tensors may be large, so they are scanned and not parsed.
+struct AffineFields {
+  std::optional<int32_t> storage_type;
+  std::optional<bool> signed_storage;
+  std::optional<int64_t> axis;
+  std::optional<uint64_t> block_size;
+  Parts scale, zero_point;
+  std::string extras;
+};
+Status ScanAffine(Span message, int64_t offset, const Place& place, AffineFields* affine) {
+  using A = pb::AffineLayoutProto;
+  Scan scan(message, offset, place);
+  for (Field field;;) {
+    KVP_ASSIGN(const bool more, scan.Next(&field));
+    if (!more) return Ok();
+    switch (field.number) {
+      case A::kStorageTypeFieldNumber:
+        KVP_TRY(Expect(field, kVarint, "storage_type", place));
+        affine->storage_type = static_cast<int32_t>(field.varint);
+        break;
+      case A::kSignedStorageFieldNumber:
+        KVP_TRY(Expect(field, kVarint, "signed_storage", place));
+        affine->signed_storage = field.varint != 0;
+        break;
+      case A::kAxisFieldNumber:
+        KVP_TRY(Expect(field, kVarint, "axis", place));
+        affine->axis = static_cast<int64_t>(field.varint);
+        break;
+      case A::kBlockSizeFieldNumber:
+        KVP_TRY(Expect(field, kVarint, "block_size", place));
+        affine->block_size = field.varint;
+        break;
+      case A::kScaleFieldNumber:
+        KVP_TRY(Expect(field, kLengthDelimited, "scale", place));
+        KVP_TRY(affine->scale.Add(field, place));
+        break;
+      case A::kZeroPointFieldNumber:
+        KVP_TRY(Expect(field, kLengthDelimited, "zero_point", place));
+        KVP_TRY(affine->zero_point.Add(field, place));
+        break;
+      default:
+        affine->extras.append(TextOf(field.raw));
+    }
+  }
+}
+
+Result<PayloadRef> ReadAffine(const InstanceRef& instance, Span message, const Shape& shape, Span codes, std::string extras,
+                              const Place& place, int64_t at, int64_t codes_at) {
+  AffineFields affine;
+  KVP_TRY(ScanAffine(message, at, place, &affine));
   const int64_t elements = shape.elements();
   const TypeInfo* info = nullptr;
-  if (affine.has_storage_type()) {
-    info = FindOnnxType(affine.storage_type());
+  if (affine.storage_type) {
+    info = FindOnnxType(*affine.storage_type);
     if (info == nullptr || info->family != Family::kInteger) {
       return FileError(Code::kUnsupported, place, "storage_type must be INT8, UINT8, INT4, UINT4, INT2 or UINT2", at,
-                       "data type " + std::to_string(affine.storage_type()));
+                       "data type " + std::to_string(*affine.storage_type));
     }
-    if (affine.has_signed_storage() && affine.signed_storage() != info->is_signed) {
+    if (affine.signed_storage && *affine.signed_storage != info->is_signed) {
       return FileError(Code::kCorrupt, place, "signed_storage contradicts storage_type " + std::to_string(info->onnx), at);
     }
-  } else if (affine.has_signed_storage()) {
-    KVP_ASSIGN(info, DeduceStorage(affine.signed_storage(), elements, codes.size(), place, at));
+  } else if (affine.signed_storage) {
+    KVP_ASSIGN(info, DeduceStorage(*affine.signed_storage, elements, codes.size(), place, at));
   } else {
     return FileError(Code::kCorrupt, place, "the affine layout has neither storage_type nor signed_storage", at);
   }
-  if (!affine.has_scale()) return FileError(Code::kCorrupt, place, "the affine layout has no scale", at);
+  if (!affine.scale.set()) return FileError(Code::kCorrupt, place, "the affine layout has no scale", at);
   int axis = -1;
-  if (affine.has_axis()) {
-    if (affine.axis() < -4 || affine.axis() > 3) return FileError(Code::kShape, place, "axis must be -4 to 3", at, Text(int64_t{affine.axis()}));
-    axis = static_cast<int>(affine.axis() < 0 ? affine.axis() + 4 : affine.axis());
+  if (affine.axis) {
+    if (*affine.axis < -4 || *affine.axis > 3) return FileError(Code::kShape, place, "axis must be -4 to 3", at, Text(*affine.axis));
+    axis = static_cast<int>(*affine.axis < 0 ? *affine.axis + 4 : *affine.axis);
   }
   int64_t block = 0;
-  if (affine.has_block_size()) {
+  if (affine.block_size) {
     if (axis < 0) return FileError(Code::kCorrupt, place, "block_size needs an axis", at);
-    if (affine.block_size() < 1 || affine.block_size() > static_cast<uint64_t>(INT64_MAX)) {
-      return FileError(Code::kShape, place, "block_size must be at least 1", at, std::to_string(affine.block_size()));
+    if (*affine.block_size < 1 || *affine.block_size > static_cast<uint64_t>(INT64_MAX)) {
+      return FileError(Code::kShape, place, "block_size must be at least 1", at, std::to_string(*affine.block_size));
     }
-    block = static_cast<int64_t>(affine.block_size());
+    block = static_cast<int64_t>(*affine.block_size);
   }
   const auto code_bytes = static_cast<uint64_t>(PackedBytes(info->bits, elements));
   if (codes.size() != code_bytes) {
@@ -445,20 +528,26 @@ Result<PayloadRef> ReadAffine(const InstanceRef& instance, const pb::AffineLayou
     return FileError(Code::kCorrupt, place, "unused bits of the last code byte must be 0", codes_at, std::to_string(codes.back()));
   }
   const std::vector<int64_t> dims = ParameterDims(shape, axis, block);
-  KVP_TRY(CheckDims(affine.scale(), dims, "scale", place, at));
-  std::vector<float> scales;
-  KVP_TRY(ReadScales(affine.scale(), &scales, place, at));
-  std::vector<uint8_t> zeros;
-  if (affine.has_zero_point()) {
-    KVP_TRY(CheckDims(affine.zero_point(), dims, "zero_point", place, at));
-    KVP_TRY(ReadZeros(affine.zero_point(), *info, AffineGrid(shape, axis, block).count, &zeros, place, at));
+  TensorFields scale, zero_point;
+  KVP_TRY(ScanTensor(affine.scale.whole(), affine.scale.at(), place, &scale));
+  KVP_TRY(CheckDims(scale, dims, "scale", place));
+  Bytes scale_copy, zeros;
+  KVP_ASSIGN(const std::span<const float> scales, ReadScales(scale, place, &scale_copy));
+  const int64_t count = AffineGrid(shape, axis, block).count;
+  if (static_cast<int64_t>(scales.size()) != count) {
+    return FileError(Code::kShape, place, "scale needs " + Text(count) + " values", scale.at, std::to_string(scales.size()));
   }
-  auto payload = MakeAffine(instance, shape, info->type, axis, block, {codes, scales, zeros});
+  if (affine.zero_point.set()) {
+    KVP_TRY(ScanTensor(affine.zero_point.whole(), affine.zero_point.at(), place, &zero_point));
+    KVP_TRY(CheckDims(zero_point, dims, "zero_point", place));
+    KVP_ASSIGN(zeros, ReadZeros(zero_point, *info, count, place));
+  }
+  auto payload = MakeAffine(instance, shape, info->type, axis, block, {codes, scales, {zeros.data(), static_cast<size_t>(zeros.size())}});
   if (!payload.ok()) {
     if (payload.error().code == Code::kMemory || payload.error().code == Code::kLimit) return std::move(payload.error());
     return FileError(Code::kCorrupt, place, payload.error().message, at);
   }
-  std::const_pointer_cast<Payload>(payload.value())->extras = ExtrasOf(std::move(extras), affine.unknown_fields());
+  std::const_pointer_cast<Payload>(payload.value())->extras = ExtrasOf(std::move(extras), std::move(affine.extras));
   return payload;
 }
 
@@ -601,7 +690,18 @@ Result<Structure> SummaryOf(Span message, int64_t offset, const Place& place) {
   }
 }
 
-Result<PayloadRef> ReadEncoded(const InstanceRef& instance, Span message, int64_t offset, SharedBytes* last_center, const Place& place) {
+// What the pages of a side have in common: the last centre, and the last structure, which is not parsed again where the
+// next page's has the same bytes.
+struct SideState {
+  explicit SideState(SharedBytes* center) : last_center(center) {}
+  SharedBytes* last_center;
+  std::string structure;
+  Shape shape;
+  Spec spec;
+  pb::StructTypeProto type;
+};
+
+Result<PayloadRef> ReadEncoded(const InstanceRef& instance, Span message, int64_t offset, SideState* state, const Place& place) {
   using E = pb::EncodedValueProto;
   Parts affine, structure;
   Parts logical;
@@ -658,20 +758,24 @@ Result<PayloadRef> ReadEncoded(const InstanceRef& instance, Span message, int64_
   if (affine.set() && !shared) {
     if (!raw) return FileError(Code::kCorrupt, place, "raw_data is missing", offset);
     KVP_TRY(CheckParameters(affine, place));
-    pb::AffineLayoutProto layout;
-    if (!layout.ParseFromArray(affine.whole().data(), static_cast<int>(affine.whole().size()))) {
-      return FileError(Code::kCorrupt, place, "affine is not a valid message", affine.at());
-    }
-    return ReadAffine(instance, layout, shape, codes, std::move(extras), place, affine.at(), codes_at);
+    return ReadAffine(instance, affine.whole(), shape, codes, std::move(extras), place, affine.at(), codes_at);
   }
   if (structure.set() && !shared) {
+    const auto own = [&] {
+      return ReadOwn(instance, state->type, state->spec, shape, codes, std::move(extras), state->last_center, place, structure.at(), codes_at);
+    };
+    const std::string_view text = TextOf(structure.whole());
+    if (!state->structure.empty() && state->structure == text && state->shape == shape) return own();
     KVP_ASSIGN(const Structure summary, SummaryOf(structure.whole(), structure.at(), place));
     if (!summary.has_kind) return FileError(Code::kCorrupt, place, "struct_type says no kind", structure.at());
     const std::optional<Spec> spec = layout::SpecOfName(summary.name, shape);
     if (spec) {
-      pb::StructTypeProto type;
-      KVP_TRY(ParseSmall(structure, &type, "struct_type", place));
-      return ReadOwn(instance, type, *spec, shape, codes, std::move(extras), last_center, place, structure.at(), codes_at);
+      state->structure.clear();
+      KVP_TRY(ParseSmall(structure, &state->type, "struct_type", place));
+      state->structure = text;
+      state->shape = shape;
+      state->spec = *spec;
+      return own();
     }
     opaque_name = !summary.name.empty() ? Shown(summary.name)
                   : summary.type_ref    ? "type " + std::to_string(*summary.type_ref)
@@ -699,14 +803,14 @@ struct Side {
     (is_encoded ? dense : encoded).Clear();
     return (is_encoded ? encoded : dense).Add(field, place);
   }
-  Result<PayloadRef> Read(const InstanceRef& instance, SharedBytes* last_center, const Place& place, int64_t page_at) const {
+  Result<PayloadRef> Read(const InstanceRef& instance, SideState* state, const Place& place, int64_t page_at) const {
     if (dense.set()) return ReadDense(instance, dense.whole(), dense.at(), place);
-    if (encoded.set()) return ReadEncoded(instance, encoded.whole(), encoded.at(), last_center, place);
+    if (encoded.set()) return ReadEncoded(instance, encoded.whole(), encoded.at(), state, place);
     return FileError(Code::kCorrupt, place, "payload is missing", page_at);
   }
 };
 
-Result<Page> ReadPage(const InstanceRef& instance, const Field& block, int64_t index, SharedBytes centers[2]) {
+Result<Page> ReadPage(const InstanceRef& instance, const Field& block, int64_t index, SideState states[2]) {
   using B = pb::PagedCacheBlockProto;
   const Place place{index, ""};
   Page page;
@@ -746,8 +850,8 @@ Result<Page> ReadPage(const InstanceRef& instance, const Field& block, int64_t i
   }
   if (!has_start) return FileError(Code::kCorrupt, place, "start is missing", block.at);
   if (!has_length) return FileError(Code::kCorrupt, place, "length is missing", block.at);
-  KVP_ASSIGN(page.key, key.Read(instance, &centers[0], {index, "key"}, block.at));
-  KVP_ASSIGN(page.value, value.Read(instance, &centers[1], {index, "value"}, block.at));
+  KVP_ASSIGN(page.key, key.Read(instance, &states[0], {index, "key"}, block.at));
+  KVP_ASSIGN(page.value, value.Read(instance, &states[1], {index, "value"}, block.at));
   if (!extras.empty()) page.extras = std::make_shared<const std::string>(std::move(extras));
   return page;
 }
@@ -765,7 +869,8 @@ Result<Page> ParsePage(const InstanceRef& instance, std::span<const uint8_t> byt
     return FileError(Code::kCorrupt, place, "must be one page", offset);
   }
   KVP_TRY(Expect(field, kLengthDelimited, "blocks", place));
-  return ReadPage(instance, field, index, centers);
+  SideState states[2] = {SideState(&centers[0]), SideState(&centers[1])};
+  return ReadPage(instance, field, index, states);
 }
 
 Result<PagedCache> ParsePagedCache(const InstanceRef& instance, std::span<const uint8_t> bytes) {
@@ -780,6 +885,7 @@ Result<PagedCache> ParsePagedCache(const InstanceRef& instance, std::span<const 
   PagedCache cache;
   std::vector<int64_t> positions;
   SharedBytes centers[2];
+  SideState states[2] = {SideState(&centers[0]), SideState(&centers[1])};
   Scan scan(bytes, 0, nowhere);
   for (Field field;;) {
     KVP_ASSIGN(const bool more, scan.Next(&field));
@@ -787,7 +893,7 @@ Result<PagedCache> ParsePagedCache(const InstanceRef& instance, std::span<const 
     switch (field.number) {
       case P::kBlocksFieldNumber: {
         KVP_TRY(Expect(field, kLengthDelimited, "blocks", nowhere));
-        KVP_ASSIGN(Page page, ReadPage(instance, field, static_cast<int64_t>(cache.pages.size()), centers));
+        KVP_ASSIGN(Page page, ReadPage(instance, field, static_cast<int64_t>(cache.pages.size()), states));
         cache.pages.push_back(std::move(page));
         positions.push_back(field.at);
         break;

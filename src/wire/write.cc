@@ -23,6 +23,10 @@ using google::protobuf::io::CodedOutputStream;
 // A message as pieces: text that is built here, and blocks that stay where they are until they are copied out.
 class Pieces {
  public:
+  Pieces() {
+    text_.reserve(160);
+    pieces_.reserve(12);
+  }
   void Varint(uint64_t value) {
     uint8_t buffer[10];
     const uint8_t* end = CodedOutputStream::WriteVarint64ToArray(value, buffer);
@@ -38,40 +42,55 @@ class Pieces {
     Varint(value.size());
     Text(value);
   }
-  void Message(int field, const google::protobuf::MessageLite& message) { String(field, message.SerializeAsString()); }
-  void Message(int field, Pieces&& message) {
+  void Data(int field, const void* data, uint64_t size) {
+    Tag(field, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+    Varint(size);
+    Block(data, size);
+  }
+  void Message(int field, const Pieces& message) {
     Tag(field, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
     Varint(message.size_);
-    for (Piece& piece : message.pieces_) {
-      if (piece.data == nullptr) Text(piece.text);
-      else Block(piece.data, piece.size);
+    size_t text = 0;
+    for (const Piece& piece : message.pieces_) {
+      if (piece.data != nullptr) {
+        Block(piece.data, piece.size);
+      } else {
+        Text(std::string_view(message.text_).substr(text, static_cast<size_t>(piece.size)));
+        text += static_cast<size_t>(piece.size);
+      }
     }
   }
   void Text(std::string_view text) {
-    if (pieces_.empty() || pieces_.back().data != nullptr) pieces_.emplace_back();
-    pieces_.back().text.append(text);
+    if (pieces_.empty() || pieces_.back().data != nullptr) pieces_.push_back({nullptr, 0});
+    pieces_.back().size += text.size();
+    text_.append(text);
     size_ += text.size();
   }
   void Block(const void* data, uint64_t size) {
     if (size == 0) return;
-    pieces_.push_back({{}, static_cast<const uint8_t*>(data), size});
+    pieces_.push_back({static_cast<const uint8_t*>(data), size});
     size_ += size;
   }
   uint64_t size() const { return size_; }
   void CopyTo(uint8_t* out) const {
+    const char* text = text_.data();
     for (const Piece& piece : pieces_) {
-      const uint64_t bytes = piece.data == nullptr ? piece.text.size() : piece.size;
-      std::memcpy(out, piece.data == nullptr ? reinterpret_cast<const uint8_t*>(piece.text.data()) : piece.data, static_cast<size_t>(bytes));
-      out += bytes;
+      const void* from = piece.data;
+      if (from == nullptr) {
+        from = text;
+        text += piece.size;
+      }
+      std::memcpy(out, from, static_cast<size_t>(piece.size));
+      out += piece.size;
     }
   }
 
  private:
   struct Piece {
-    std::string text;
-    const uint8_t* data = nullptr;
-    uint64_t size = 0;
+    const uint8_t* data;  // null: the next `size` bytes of text_
+    uint64_t size;
   };
+  std::string text_;
   std::vector<Piece> pieces_;
   uint64_t size_ = 0;
 };
@@ -83,42 +102,62 @@ pb::TypeProto LogicalType(const Shape& shape) {
   return type;
 }
 
-void AddParameterDims(const Payload& payload, pb::TensorProto* tensor) {
-  if (payload.axis < 0) return;
-  for (int k = 0; k < 4; ++k) {
+// Scale or zero point up to its data: dims, data_type.
+Pieces ParameterHead(const Payload& payload, int onnx_type) {
+  using T = pb::TensorProto;
+  Pieces tensor;
+  for (int k = 0; k < 4 && payload.axis >= 0; ++k) {
     if (payload.block == 0 && k != payload.axis) continue;
-    tensor->add_dims(k == payload.axis && payload.block > 0 ? CeilDiv(payload.shape[k], payload.block) : payload.shape[k]);
+    tensor.Int(T::kDimsFieldNumber,
+               k == payload.axis && payload.block > 0 ? CeilDiv(payload.shape[k], payload.block) : payload.shape[k]);
   }
+  tensor.Int(T::kDataTypeFieldNumber, onnx_type);
+  return tensor;
 }
 
-pb::AffineLayoutProto AffineOf(const Payload& payload) {
-  const TypeInfo& info = Info(payload.spec.type);
-  pb::AffineLayoutProto affine;
-  affine.set_storage_type(info.onnx);
-  pb::TensorProto* scale = affine.mutable_scale();
-  scale->set_data_type(pb::TensorProto::FLOAT);
-  AddParameterDims(payload, scale);
-  scale->set_raw_data(payload.scales.data(), payload.scales.size());
-  if (payload.has_zeros) {
-    pb::TensorProto* zero = affine.mutable_zero_point();
-    zero->set_data_type(info.onnx);
-    AddParameterDims(payload, zero);
-    const auto count = static_cast<size_t>(payload.grid.count);
-    std::string raw(static_cast<size_t>(PackedBytes(info.bits, payload.grid.count)), '\0');
-    if (count == 1) {
-      raw[0] = static_cast<char>(payload.zero_byte);
-    } else {
-      const unsigned mask = info.bits == 8 ? 0xffu : (1u << info.bits) - 1;
-      for (size_t i = 0; i < count; ++i) {
-        const size_t bit = i * static_cast<size_t>(info.bits);
-        raw[bit / 8] = static_cast<char>(static_cast<uint8_t>(raw[bit / 8]) | (payload.zeros.data()[i] & mask) << bit % 8);
-      }
-    }
-    zero->set_raw_data(std::move(raw));
+// Zero points as a tensor holds them, packed like codes.
+template <int kBits>
+void PackZeros(const uint8_t* zeros, int64_t count, char* out) {
+  constexpr int kPerByte = 8 / kBits;
+  constexpr unsigned kMask = (1u << kBits) - 1;
+  for (; count > 0; count -= kPerByte, zeros += kPerByte) {
+    unsigned all = 0;
+    for (int i = 0; i < kPerByte; ++i) all |= (zeros[i] & kMask) << (i * kBits);  // a block of memory ends with zeros
+    *out++ = static_cast<char>(all);
   }
-  if (payload.axis >= 0) affine.set_axis(payload.axis);
-  if (payload.block > 0) affine.set_block_size(static_cast<uint64_t>(payload.block));
-  if (payload.extras) affine.mutable_unknown_fields()->append(payload.extras->affine);
+}
+std::string PackedZeros(const Payload& payload) {
+  const int bits = Info(payload.spec.type).bits;
+  std::string raw(static_cast<size_t>(PackedBytes(bits, payload.grid.count)), '\0');
+  (bits == 4 ? PackZeros<4> : PackZeros<2>)(payload.zeros.data(), payload.grid.count, raw.data());
+  return raw;
+}
+
+Pieces AffineOf(const Payload& payload, bool measure) {
+  using A = pb::AffineLayoutProto;
+  using T = pb::TensorProto;
+  const TypeInfo& info = Info(payload.spec.type);
+  Pieces affine;
+  affine.Int(A::kStorageTypeFieldNumber, info.onnx);
+  Pieces scale = ParameterHead(payload, T::FLOAT);
+  scale.Data(T::kRawDataFieldNumber, payload.scales.data(), payload.scales.size());
+  affine.Message(A::kScaleFieldNumber, scale);
+  if (payload.has_zeros) {
+    Pieces zero = ParameterHead(payload, info.onnx);
+    if (payload.grid.count == 1) {
+      zero.String(T::kRawDataFieldNumber, {reinterpret_cast<const char*>(&payload.zero_byte), 1});
+    } else if (measure) {  // only the size counts
+      zero.Data(T::kRawDataFieldNumber, payload.zeros.data(), static_cast<uint64_t>(PackedBytes(info.bits, payload.grid.count)));
+    } else if (info.bits == 8) {
+      zero.Data(T::kRawDataFieldNumber, payload.zeros.data(), payload.zeros.size());
+    } else {
+      zero.String(T::kRawDataFieldNumber, PackedZeros(payload));
+    }
+    affine.Message(A::kZeroPointFieldNumber, zero);
+  }
+  if (payload.axis >= 0) affine.Int(A::kAxisFieldNumber, payload.axis);
+  if (payload.block > 0) affine.Int(A::kBlockSizeFieldNumber, payload.block);
+  if (payload.extras) affine.Text(payload.extras->affine);
   return affine;
 }
 
@@ -165,62 +204,93 @@ bool SameBytes(const SharedBytes& a, const SharedBytes& b) {
   return a.Same(b) || (a.size() == b.size() && a.size() > 0 && std::memcmp(a.data(), b.data(), static_cast<size_t>(a.size())) == 0);
 }
 
-// `last_center`: the centre that a reader knows from the pages before.
-void AddSide(Pieces* block, int dense_field, int encoded_field, const Payload& payload, SharedBytes* last_center) {
+// What the pages of a side have in common, so that it is built once: their types as text, and the centre that a reader
+// knows from the pages before.
+struct SideState {
+  SideState(SharedBytes* center, bool only_measure) : last_center(center), measure(only_measure) {}
+  SharedBytes* last_center;
+  bool measure;  // what is built is only for its size
+  Shape shape;   // of `logical`
+  std::string logical;
+  Shape structure_shape;
+  Spec structure_spec;
+  int64_t structure_hadamard = 0;
+  bool structure_center = false;
+  std::string structure;
+
+  std::string_view Logical(const Shape& of) {
+    if (logical.empty() || !(shape == of)) {
+      shape = of;
+      logical = LogicalType(of).SerializeAsString();
+    }
+    return logical;
+  }
+  std::string_view Structure(const Payload& payload, const std::vector<Array>& arrays, bool with_center) {
+    if (structure.empty() || !(structure_shape == payload.shape) || !(structure_spec == payload.spec) ||
+        structure_hadamard != payload.hadamard || structure_center != with_center) {
+      structure_shape = payload.shape;
+      structure_spec = payload.spec;
+      structure_hadamard = payload.hadamard;
+      structure_center = with_center;
+      structure = StructureOf(payload, arrays).SerializeAsString();
+    }
+    return structure;
+  }
+};
+
+void AddSide(Pieces* block, int dense_field, int encoded_field, const Payload& payload, SideState* state) {
   Pieces message;
   if (payload.kind == PayloadKind::kOpaque) {
-    message.Block(payload.message.data(), payload.message.size());
-    block->Message(encoded_field, std::move(message));
+    block->Data(encoded_field, payload.message.data(), payload.message.size());
     return;
   }
   if (payload.kind == PayloadKind::kDense) {
     using T = pb::TensorProto;
     for (int axis = 0; axis < 4; ++axis) message.Int(T::kDimsFieldNumber, payload.shape[axis]);
     message.Int(T::kDataTypeFieldNumber, Info(payload.dense_type).onnx);
-    message.Tag(T::kRawDataFieldNumber, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
-    message.Varint(payload.data.size());
-    message.Block(payload.data.data(), payload.data.size());
+    message.Data(T::kRawDataFieldNumber, payload.data.data(), payload.data.size());
     if (payload.extras) message.Text(payload.extras->tensor);
-    block->Message(dense_field, std::move(message));
+    block->Message(dense_field, message);
     return;
   }
   using E = pb::EncodedValueProto;
-  std::vector<Array> arrays;
   if (payload.affine) {
-    message.Message(E::kAffineFieldNumber, AffineOf(payload));
-    arrays.push_back({layout::kCodes, layout::kUint8, payload.codes.data(), payload.codes.size()});
+    message.Message(E::kAffineFieldNumber, AffineOf(payload, state->measure));
+    message.String(E::kLogicalTypeFieldNumber, state->Logical(payload.shape));
+    message.Data(E::kRawDataFieldNumber, payload.codes.data(), payload.codes.size());
   } else {
-    const bool with_center = !payload.center.empty() && !SameBytes(payload.center, *last_center);
-    arrays = ArraysOf(payload, with_center);
-    if (!payload.center.empty()) *last_center = payload.center;
-    message.Message(E::kStructTypeFieldNumber, StructureOf(payload, arrays));
+    const bool with_center = !payload.center.empty() && !SameBytes(payload.center, *state->last_center);
+    const std::vector<Array> arrays = ArraysOf(payload, with_center);
+    if (!payload.center.empty()) *state->last_center = payload.center;
+    message.String(E::kStructTypeFieldNumber, state->Structure(payload, arrays, with_center));
+    message.String(E::kLogicalTypeFieldNumber, state->Logical(payload.shape));
+    uint64_t raw_bytes = 0;
+    for (const Array& array : arrays) raw_bytes += array.bytes;
+    message.Tag(E::kRawDataFieldNumber, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+    message.Varint(raw_bytes);
+    for (const Array& array : arrays) message.Block(array.data, array.bytes);
   }
-  message.Message(E::kLogicalTypeFieldNumber, LogicalType(payload.shape));
-  uint64_t raw_bytes = 0;
-  for (const Array& array : arrays) raw_bytes += array.bytes;
-  message.Tag(E::kRawDataFieldNumber, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
-  message.Varint(raw_bytes);
-  for (const Array& array : arrays) message.Block(array.data, array.bytes);
   if (payload.extras) message.Text(payload.extras->tensor);
-  block->Message(encoded_field, std::move(message));
+  block->Message(encoded_field, message);
 }
 
-void AddPage(Pieces* all, const Page& page, SharedBytes centers[2]) {
+void AddPage(Pieces* all, const Page& page, SideState states[2]) {
   using B = pb::PagedCacheBlockProto;
   Pieces block;
   block.Int(B::kStartFieldNumber, page.start);
   block.Int(B::kLengthFieldNumber, page.length);
-  AddSide(&block, B::kKeyFieldNumber, B::kEncodedKeyFieldNumber, *page.key, &centers[0]);
-  AddSide(&block, B::kValueFieldNumber, B::kEncodedValueFieldNumber, *page.value, &centers[1]);
+  AddSide(&block, B::kKeyFieldNumber, B::kEncodedKeyFieldNumber, *page.key, &states[0]);
+  AddSide(&block, B::kValueFieldNumber, B::kEncodedValueFieldNumber, *page.value, &states[1]);
   if (page.extras) block.Text(*page.extras);
-  all->Message(pb::PagedCacheProto::kBlocksFieldNumber, std::move(block));
+  all->Message(pb::PagedCacheProto::kBlocksFieldNumber, block);
 }
 
-Pieces Build(const PagedCache& cache) {
+Pieces Build(const PagedCache& cache, bool measure) {
   using P = pb::PagedCacheProto;
   Pieces all;
   SharedBytes centers[2];
-  for (const Page& page : cache.pages) AddPage(&all, page, centers);
+  SideState states[2] = {{&centers[0], measure}, {&centers[1], measure}};
+  for (const Page& page : cache.pages) AddPage(&all, page, states);
   if (cache.name) all.String(P::kNameFieldNumber, *cache.name);
   if (cache.doc_string) all.String(P::kDocStringFieldNumber, *cache.doc_string);
   all.Text(cache.extras);
@@ -231,16 +301,17 @@ Pieces Build(const PagedCache& cache) {
 
 Result<Bytes> SerializePage(const Page& page, SharedBytes centers[2]) {
   Pieces pieces;
-  AddPage(&pieces, page, centers);
+  SideState states[2] = {{&centers[0], false}, {&centers[1], false}};
+  AddPage(&pieces, page, states);
   KVP_ASSIGN(Bytes bytes, Bytes::AllocateRaw(pieces.size()));
   pieces.CopyTo(bytes.data());
   return bytes;
 }
 
-uint64_t SerializedSize(const PagedCache& cache) { return Build(cache).size(); }
+uint64_t SerializedSize(const PagedCache& cache) { return Build(cache, true).size(); }
 
 Status SerializePagedCache(const PagedCache& cache, std::span<uint8_t> out) {
-  const Pieces pieces = Build(cache);
+  const Pieces pieces = Build(cache, false);
   if (out.size() != pieces.size()) {
     return MakeError(Code::kBuffer, "out", "must hold exactly " + std::to_string(pieces.size()) + " bytes", std::to_string(out.size()))
         .Expected(std::to_string(pieces.size()));

@@ -640,9 +640,9 @@ TEST_F(WireTest, AffineMistakesAreNamed) {
   refused([](E* e) { e->mutable_affine()->clear_scale(); }, Code::kCorrupt, "no scale");
   refused([](E* e) { e->mutable_affine()->mutable_scale()->set_data_type(pb::TensorProto::DOUBLE); }, Code::kUnsupported, "scales must be FLOAT");
   refused([](E* e) { e->mutable_affine()->mutable_scale()->add_dims(1); }, Code::kShape, "scale must have dims []");
-  refused([](E* e) { for (int i = 0; i < 99; ++i) e->mutable_affine()->mutable_scale()->add_dims(1); }, Code::kShape, "99 dims");
+  refused([](E* e) { for (int i = 0; i < 99; ++i) e->mutable_affine()->mutable_scale()->add_dims(1); }, Code::kShape, "scale must have dims [], got more than 4");
   refused([](E* e) { e->mutable_affine()->mutable_scale()->set_raw_data("123"); }, Code::kShape, "whole floats");
-  refused([](E* e) { e->mutable_affine()->mutable_scale()->set_raw_data("12345678"); }, Code::kCorrupt, "scale: needs 1 values, got 2");
+  refused([](E* e) { e->mutable_affine()->mutable_scale()->set_raw_data("12345678"); }, Code::kShape, "scale needs 1 values, got 2");
   refused([](E* e) { e->mutable_affine()->mutable_scale()->set_data_location(pb::TensorProto::EXTERNAL); }, Code::kUnsupported, "external");
   refused([](E* e) { e->mutable_affine()->mutable_zero_point()->set_data_type(pb::TensorProto::UINT4); }, Code::kCorrupt, "zero_point must have the storage type");
   refused([](E* e) { e->mutable_affine()->mutable_zero_point()->add_dims(1); }, Code::kShape, "zero_point must have dims []");
