@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How many elements of a payload lie beyond the last value of their code's range.
+#include <algorithm>
 #include <cmath>
 
 #include "formats/codec.h"
@@ -57,10 +58,19 @@ int64_t CountSaturated(const Spec& spec, const Shape& shape, const Grid& grid, c
       for (int64_t t = 0; t < valid; ++t) {
         LoadRow(source, b, h, t, row);
         const int64_t first = ((b * shape.heads + h) * shape.tokens + t) * shape.width;
-        for (int64_t d = 0; d < shape.width; ++d) {
-          count += info.family == Family::kScheme
-                       ? BeyondScheme(spec.type, global, (first + d) / info.block, codes, scales, row[d])
-                       : Beyond(codec, row[d], LoadScaleAt(codec, scales, zeros, global, grid.Index(b, h, t, d)));
+        if (info.family == Family::kScheme) {
+          for (int64_t d = 0; d < shape.width; ++d) {
+            count += BeyondScheme(spec.type, global, (first + d) / info.block, codes, scales, row[d]);
+          }
+          continue;
+        }
+        // One look for the scale of each block along the row: finding it takes four divisions.
+        int64_t index = grid.Index(b, h, t, 0);
+        for (int64_t from = 0; from < shape.width; from += grid.div[3], index += grid.stride[3]) {
+          const Scale scale = LoadScaleAt(codec, scales, zeros, global, index);
+          const int64_t to = grid.stride[3] == 0 ? shape.width : std::min(shape.width, from + grid.div[3]);
+          for (int64_t d = from; d < to; ++d) count += Beyond(codec, row[d], scale);
+          if (grid.stride[3] == 0) break;
         }
       }
     }
