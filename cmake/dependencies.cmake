@@ -22,6 +22,8 @@ add_library(kvp_highway INTERFACE)
 if(NOT KVP_HIGHWAY_INCLUDE STREQUAL "/usr/include")
   target_include_directories(kvp_highway SYSTEM INTERFACE "${KVP_HIGHWAY_INCLUDE}")
 endif()
+# Headers only: the checks that it adds under sanitizers would call a function of its library.
+target_compile_definitions(kvp_highway INTERFACE HWY_IS_DEBUG_BUILD=0)
 
 # ---- protobuf-lite, from source: distributions' static libraries are not position independent, and there is none for
 # WebAssembly. Built once for each compiler and set of sanitizers, at configure time, under .toolchain/.
