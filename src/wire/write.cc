@@ -61,6 +61,7 @@ class Pieces {
     }
   }
   void Text(std::string_view text) {
+    if (text.empty()) return;
     if (pieces_.empty() || pieces_.back().data != nullptr) pieces_.push_back({nullptr, 0});
     pieces_.back().size += text.size();
     text_.append(text);
