@@ -19,7 +19,7 @@ export default defineConfig({
         server: {
           headers: { 'Cross-Origin-Opener-Policy': 'same-origin', 'Cross-Origin-Embedder-Policy': 'require-corp' },
         },
-        optimizeDeps: { include: ['onnxruntime-common', 'onnxruntime-web/wasm', 'protobufjs'] },
+        optimizeDeps: { include: ['onnxruntime-common', 'onnxruntime-web/wasm', 'protobufjs', '@huggingface/transformers'] },
         test: {
           name: 'chromium-wasm',
           include,

@@ -336,7 +336,7 @@ function sideOf(session: OrtSession, names: PastNames, options: OrtPastOptions, 
   const metadata = session.inputMetadata?.find(({ name }) => name === past);
   const type = denseType(metadata?.type ?? 'float32');
   if (type !== 'f32' && type !== 'f16') {
-    throw new KvPagesError('ERR_UNSUPPORTED', `session: input ${past} must be float32 or float16, got ${metadata?.type}`, {
+    throw new KvPagesError('ERR_UNSUPPORTED', `session: must have ${past} in float32 or float16, got ${metadata?.type}`, {
       argument: 'session',
       layer,
       side,
@@ -346,7 +346,7 @@ function sideOf(session: OrtSession, names: PastNames, options: OrtPastOptions, 
   }
   const shape = metadata?.shape ?? [];
   if (shape.length !== 0 && shape.length !== 4) {
-    throw new KvPagesError('ERR_UNSUPPORTED', `session: input ${past} must be [batch, kv_heads, tokens, head_dim], got [${shape.join(', ')}]`, {
+    throw new KvPagesError('ERR_UNSUPPORTED', `session: must have ${past} as [batch, kv_heads, tokens, head_dim], got [${shape.join(', ')}]`, {
       argument: 'session',
       layer,
       side,

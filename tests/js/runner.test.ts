@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The split model against the whole one, and generation on its cache.
-import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { afterAll, beforeAll, describe, expect, test, vi } from 'vitest';
 import type { KvPages } from '../../js/index.js';
 import { OrtPast } from '../../js/ort.js';
 import type { Ort, OrtSession, OrtTensor } from '../../js/ort.js';
@@ -9,6 +9,9 @@ import { inputsOf, loadOrt, openWhole, piece, readConfig, someIds } from './mode
 import { loadHere } from './support.js';
 
 const dense = { key: 'f32', value: 'f32', hot: 'f32' } as const;
+
+// Loading a model takes its time on a machine with other work.
+vi.setConfig({ testTimeout: 60_000, hookTimeout: 60_000 });
 
 let kv: KvPages;
 let ort: Ort;
