@@ -4,8 +4,9 @@ import type { Core } from './binding.js';
 import { KvPagesError } from './errors.js';
 import { Owned } from './owned.js';
 import type { Session } from './owned.js';
-import { PagedCache, pause } from './paged-cache.js';
+import { PagedCache } from './paged-cache.js';
 import type { AsyncOptions } from './paged-cache.js';
+import { pause } from './pause.js';
 import { ProfileMethods } from './profile.js';
 import {
   bytesOf,

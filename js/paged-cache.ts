@@ -4,6 +4,7 @@ import type { Core } from './binding.js';
 import { KvPagesError } from './errors.js';
 import { Owned } from './owned.js';
 import type { Session } from './owned.js';
+import { pause } from './pause.js';
 import { QuantizedTensor, readContiguous } from './quantized-tensor.js';
 import type { TensorInfo } from './quantized-tensor.js';
 import {
@@ -234,13 +235,6 @@ function throwIfAborted(signal: AbortSignal | undefined, done: number): void {
       {},
       { cause: signal.reason },
     );
-}
-
-/** Lets timers, events and rendering run.
- * @internal */
-export function pause(): Promise<void> {
-  const { setImmediate } = globalThis as { setImmediate?: (callback: () => void) => void };
-  return new Promise((resolve) => (setImmediate === undefined ? setTimeout(resolve, 0) : setImmediate(resolve)));
 }
 
 /** @internal */

@@ -6,6 +6,7 @@ import type { KvPages } from './kv-pages.js';
 import type { AttendOptions, ModelCache, ModelCacheOptions } from './model-cache.js';
 import { importOrt } from './ort.js';
 import type { Ort, OrtSession, OrtTensor } from './ort.js';
+import { pause } from './pause.js';
 import { requireNumber, requireObject, requireOptions, wrongType } from './tensor.js';
 import type { TensorData } from './tensor.js';
 
@@ -104,6 +105,7 @@ export class SplitModel {
   readonly #attention: Pick<AttendOptions, 'scale' | 'sinks' | 'softcap'>;
   readonly #busy = new WeakSet<ModelCache>();
   #disposed = false;
+  #paused = 0;
 
   private constructor(ort: Ort, sessions: readonly OrtSession[], shape: Shape, cache: ModelCache, options: SplitModelOptions) {
     this.#ort = ort;
@@ -191,6 +193,7 @@ export class SplitModel {
     const room = new Float32Array(heads * tokens * headDim);
     let feeds: Record<string, OrtTensor> = { input_ids: new Tensor('int64', ids, [1, tokens]), position_ids: positions };
     for (let layer = 0; layer < layers; ++layer) {
+      await this.#breathe();
       throwIfAborted(signal, `${layer} of ${layers} layers; the cache is as before`);
       const { hidden_out: hidden, query, key, value } = (await this.#sessions[layer]!.run(feeds)) as Record<string, OrtTensor>;
       cache.append(layer, tensorOf(key!), tensorOf(value!));
@@ -203,6 +206,13 @@ export class SplitModel {
     const outputs = (await this.#sessions[layers]!.run(wanted === 'last' && tokens > 1 ? lastToken(last, Tensor) : last)) as Record<string, OrtTensor>;
     const { data } = outputs['logits']!;
     return data as Float32Array;
+  }
+
+  /** onnxruntime-web on one thread lets nothing else run, neither a click nor the timer that aborts. */
+  async #breathe(): Promise<void> {
+    if (performance.now() - this.#paused < 32) return;
+    await pause();
+    this.#paused = performance.now();
   }
 
   /**

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The model of tests/data/models/tiny, and the onnxruntime of the place that a test runs in: -node beside the addon, -web beside
-// WebAssembly, in Node and in Chromium.
+// The model of tests/data/models/tiny, and the onnxruntime of the place that a test runs in: -node in Node, -web in Chromium.
 import type { Ort, OrtSession, OrtTensor } from '../../js/ort.js';
 import type { SplitModelConfig } from '../../js/runner.js';
-import { backend, inBrowser, readRepositoryFile } from './support.js';
+import { inBrowser, readRepositoryFile } from './support.js';
 
 const folder = 'tests/data/models/tiny';
 
 export async function loadOrt(): Promise<Ort> {
-  if (backend === 'native') {
+  if (!inBrowser) {
     const ort = await import('onnxruntime-node');
     return ort.InferenceSession === undefined ? (ort as unknown as { default: Ort }).default : ort;
   }
   const ort = await import('onnxruntime-web/wasm');
   ort.env.wasm.numThreads = 1;
-  if (inBrowser) ort.env.wasm.wasmPaths = '/node_modules/onnxruntime-web/dist/';
+  ort.env.wasm.wasmPaths = '/node_modules/onnxruntime-web/dist/';
   return ort;
 }
 
@@ -24,8 +23,11 @@ export async function readConfig(): Promise<SplitModelConfig> {
 
 export const piece = (index: number) => readRepositoryFile(`${folder}/onnx/split_int8_${index}.onnx`);
 
+/** The tests of several files run at once. */
+export const oneThread = { intraOpNumThreads: 1, interOpNumThreads: 1 };
+
 export async function openWhole(ort: Ort): Promise<OrtSession> {
-  return ort.InferenceSession.create(await readRepositoryFile(`${folder}/onnx/model_int8.onnx`));
+  return ort.InferenceSession.create(await readRepositoryFile(`${folder}/onnx/model_int8.onnx`), oneThread);
 }
 
 /** Inputs of the whole model beside the past. */

@@ -6,7 +6,7 @@ import { importOrt, OrtPast } from '../../js/ort.js';
 import type { Ort, OrtPastOptions, OrtSession, OrtTensor } from '../../js/ort.js';
 import { inputsOf, loadOrt, openWhole, someIds } from './models.js';
 import { carrier } from './onnx-file.js';
-import { backend, errorOf, loadHere, noise } from './support.js';
+import { errorOf, inBrowser, loadHere, noise, sha256 } from './support.js';
 
 const dense = { key: 'f32', value: 'f32', hot: 'f32' } as const;
 
@@ -32,6 +32,8 @@ async function open(file: Uint8Array): Promise<OrtSession> {
 }
 
 type Outputs = Record<string, OrtTensor>;
+const same = (a: OrtTensor, b: OrtTensor) => (a.data as Float32Array).every((x, i) => x === (b.data as Float32Array)[i]);
+const bytes = (data: unknown) => new Uint8Array((data as Float32Array).slice().buffer as ArrayBuffer);
 
 describe('a language model', () => {
   test('has the shape that its file says', () => {
@@ -51,7 +53,7 @@ describe('a language model', () => {
       const fetches = ['logits', ...past.fetches];
       const through = (await whole.run({ ...inputs, ...past.feeds(cache) }, fetches)) as Outputs;
       const beside = (await whole.run({ ...inputs, ...direct }, fetches)) as Outputs;
-      expect(through['logits']!.data).toEqual(beside['logits']!.data);
+      expect(same(through['logits']!, beside['logits']!)).toBe(true);
       direct = Object.fromEntries(past.inputs.map((name, i) => [name, beside[past.fetches[i]!]!]));
       expect(past.append(cache, through)).toBe(at === 0 ? 20 : 1);
     }
@@ -64,7 +66,7 @@ describe('a language model', () => {
     past.append(cache, (await whole.run({ ...inputsOf(ort, someIds(40), 0), ...past.feeds(cache) })) as Outputs);
     expect(cache.stats().pages).toMatchObject({ kept: 6, frozen: 12, hot: 6 });
     const { data } = past.feeds(cache)['past_key_values.3.key']!;
-    expect(data).toEqual(cache.read(3).key.data);
+    expect(await sha256(bytes(data))).toBe(await sha256(bytes(cache.read(3).key.data)));
     expect(cache.stats().key.rmse).toBeGreaterThan(0.01);
   });
 
@@ -73,13 +75,13 @@ describe('a language model', () => {
     using cache = kv.createCache({ ...past.shape, preset: 'kv4' });
     const outputs = (await whole.run({ ...inputsOf(ort, someIds(4), 0), ...past.feeds(cache) })) as Outputs;
     past.append(cache, outputs);
-    const before = cache.serialize();
+    const before = await sha256(cache.serialize());
     const more = { ...((await whole.run({ ...inputsOf(ort, someIds(2), 4), ...past.feeds(cache) })) as Outputs) };
     const data = Float32Array.from(more['present.4.value']!.data as Float32Array);
     data[data.length - 1] = Number.NaN;
     more['present.4.value'] = new ort.Tensor('float32', data, [1, 2, 6, 64]);
     expect(errorOf(() => past.append(cache, more))).toMatchObject({ code: 'ERR_NON_FINITE', layer: 4, side: 'value' });
-    expect(cache.serialize()).toEqual(before);
+    expect(await sha256(cache.serialize())).toBe(before);
   });
 });
 
@@ -159,7 +161,7 @@ describe('other models', () => {
 });
 
 test('onnxruntime is taken from where it is installed, or the error says how to install it', async () => {
-  if (backend === 'native') expect((await importOrt()).Tensor).toBe(ort.Tensor);
+  if (!inBrowser) expect((await importOrt()).Tensor).toBe(ort.Tensor);
   const error = await importOrt('onnxruntime-of-nobody').catch((thrown: unknown) => thrown);
   expect(error).toMatchObject({ code: 'ERR_BACKEND', argument: 'ort' });
   expect((error as Error).message).toContain('npm install onnxruntime-of-nobody');
