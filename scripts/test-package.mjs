@@ -21,7 +21,22 @@ const values = `eb510000 62ea8888 00bd00b80034003d${'00'.repeat(8)} 40bf80be803e
 
 const typed = `
   import { KvPagesError, load } from 'kvpages';
-  import type { KvPages } from 'kvpages';
+  import type { KvPages, ModelCache } from 'kvpages';
+  import { OrtPast } from 'kvpages/ort';
+  import type { Ort, OrtSession } from 'kvpages/ort';
+  import { SplitModel } from 'kvpages/runner';
+  import { QuantizedCache } from 'kvpages/transformers';
+  export async function g(kv: KvPages, ort: Ort, session: OrtSession): Promise<ModelCache> {
+    const past = new OrtPast(ort, session);
+    past.append(kv.createCache({ ...past.shape, preset: 'kv4' }), await session.run(past.feeds()));
+    new QuantizedCache(kv, { preset: 'kv4' }).update({});
+    const config = { num_hidden_layers: 1, num_attention_heads: 1, head_dim: 64 };
+    // @ts-expect-error: the shape is the model's
+    await SplitModel.create({ kv, config, pieces: [], cacheOptions: { layers: 2 } });
+    const model = await SplitModel.create({ kv, ort, config, pieces: ['a', 'b'], cacheOptions: { preset: 'kv4' } });
+    for await (const token of model.generate([1, 2n], { topK: 3 })) token.toFixed();
+    return model.cache;
+  }
   export async function f(): Promise<number> {
     const kv: KvPages = await load({ backend: 'wasm' });
     const e: Error = new KvPagesError('ERR_SPEC', 'text');
@@ -125,10 +140,20 @@ export async function testPackage() {
         const cjs = require('kvpages/safetensors');
         const bytes = readFileSync(require.resolve('kvpages/kvpages.wasm'));
         const refused = (reader) => { try { reader(new Uint8Array(3)); } catch (error) { return error instanceof KvPagesError && error.code; } };
-        console.log(refused(esm.readSafetensors), refused(cjs.readSafetensors), WebAssembly.validate(bytes), Object.keys(esm).sort().join() === Object.keys(cjs).sort().join(), require('kvpages/package.json').name);
+        const same = [['kvpages/safetensors', 'readSafetensors'], ['kvpages/ort', 'OrtPast'], ['kvpages/runner', 'SplitModel'], ['kvpages/transformers', 'QuantizedCache']];
+        const equal = await Promise.all(same.map(async ([path, name]) => {
+          const [one, other] = [await import(path), require(path)];
+          return typeof one[name] === 'function' && Object.keys(one).sort().join() === Object.keys(other).sort().join();
+        }));
+        const session = { inputNames: ['input_ids'], outputNames: ['logits'] };
+        const codes = await Promise.all([import('kvpages/ort'), require('kvpages/ort')].map(async (ort) => {
+          const { OrtPast, importOrt } = await ort;
+          try { new OrtPast({ Tensor: class {} }, session); } catch (error) { return error instanceof KvPagesError && error.code + ' ' + (await importOrt().catch((cause) => cause.message)).includes('npm install onnxruntime-node'); }
+        }));
+        console.log(refused(esm.readSafetensors), refused(cjs.readSafetensors), WebAssembly.validate(bytes), equal.join(), codes.join(), require('kvpages/package.json').name);
       `);
       const text = await node(['paths.mjs']);
-      demand(text === 'ERR_CORRUPT ERR_CORRUPT true true kvpages', `printed ${text}`);
+      demand(text === 'ERR_CORRUPT ERR_CORRUPT true true,true,true,true ERR_UNSUPPORTED true,ERR_UNSUPPORTED true kvpages', `printed ${text}`);
     });
     await check('command line', async () => {
       const { version } = JSON.parse(readFileSync(inRoot('package.json'), 'utf8'));

@@ -58,8 +58,9 @@ describe('logits', () => {
 describe('codes', () => {
   test('are attended as the whole model attends them thawed, within 1e-3, token by token', async () => {
     const past = new OrtPast(ort, whole);
-    for (const preset of ['kv4', 'nvfp4']) {
-      using cache = model.createCache({ preset, hot: 'f32' });
+    const rotated = { key: 'lm4/token/64/mse/e4m3+center+hadamard', value: 'lm4/token/64/mse/e4m3+hadamard' };
+    for (const specs of [rotated, { preset: 'nvfp4' }]) {
+      using cache = model.createCache({ ...specs, pageTokens: 16, keepFirst: 4, hot: 'f32' });
       await model.forward(someIds(68), { cache, logits: 'none' });
       for (let token = 0; token < 2; ++token) {
         // The same codes for both: what the next append would encode.

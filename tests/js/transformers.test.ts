@@ -60,14 +60,15 @@ describe('generate', () => {
   test('runs on codes, and holds the bytes that were estimated', async () => {
     const before = kv.usedBytes;
     const coarse = new QuantizedCache(kv, { key: 'int2/tensor', value: 'int2/tensor', keepFirst: 0 });
-    const fine = new QuantizedCache(kv, { preset: 'kv4' });
+    const specs = { key: 'lm4/token/64/mse/e4m3+center+hadamard', value: 'lm4/token/64/mse/e4m3+hadamard' };
+    const fine = new QuantizedCache(kv, specs);
     const sequence = await generate(fine, text, 12);
     expect(sequence).not.toEqual(await generate(coarse, text, 12));
     expect((await generate(null, text, 12)).slice(0, 6)).toEqual(sequence.slice(0, 6));
 
     const tokens = sequence.length - 1;
     const { layers } = fine.cache!;
-    const estimate = kv.estimateBytes({ layers: 6, kvHeads: 2, headDim: 64, preset: 'kv4', tokens });
+    const estimate = kv.estimateBytes({ layers: 6, kvHeads: 2, headDim: 64, ...specs, tokens });
     const stats = fine.stats();
     expect(stats.byteLength).toBe(estimate.byteLength);
     expect(stats.bytes).toEqual(estimate.bytes);

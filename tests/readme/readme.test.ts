@@ -10,7 +10,7 @@ import { load } from 'kvpages';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 const readme = readFileSync(join(root, 'README.md'), 'utf8');
-const documents = ['README.md', 'CONTRIBUTING.md', 'docs/formats.md', 'docs/attention.md', 'docs/envelope.md', 'src/formats/README.md', 'scripts/README.md', 'tests/data/README.md', 'tests/vectors/README.md'];
+const documents = ['README.md', 'CONTRIBUTING.md', 'docs/formats.md', 'docs/attention.md', 'docs/envelope.md', 'docs/models.md', 'src/formats/README.md', 'scripts/README.md', 'tests/data/README.md', 'tests/vectors/README.md'];
 
 const blocks = (language: string) => [...readme.matchAll(new RegExp(`^\`\`\`${language}\n([\\s\\S]*?)^\`\`\`$`, 'gm'))].map((match) => match[1]!);
 
@@ -23,12 +23,12 @@ function table(marker: string): string[][] {
 const words = (cell: string) => [...cell.matchAll(/`([^`]+)`/g)].map((match) => match[1]!);
 
 /** Runs a script where `kvpages` is found as in a project that depends on it. */
-function run(code: string, backend: string): string {
+function run(code: string, backend: string, cwd?: string): string {
   const folder = join(root, 'build', 'readme');
   mkdirSync(folder, { recursive: true });
   const file = join(folder, `${backend}.mjs`);
   writeFileSync(file, code);
-  return execFileSync(process.execPath, [file], { cwd: folder, encoding: 'utf8', env: { ...process.env, KVPAGES_BACKEND: backend } });
+  return execFileSync(process.execPath, [file], { cwd: cwd ?? folder, encoding: 'utf8', env: { ...process.env, KVPAGES_BACKEND: backend } });
 }
 
 describe.each(['native', 'wasm'])('code, %s', (backend) => {
@@ -42,6 +42,13 @@ describe.each(['native', 'wasm'])('code, %s', (backend) => {
   test('the third example prints its line', () => {
     expect(run(blocks('js')[2]!, backend)).toBe(blocks('text')[1]!);
   });
+});
+
+test('transformers.js prints the line of its example', () => {
+  const section = readme.slice(readme.indexOf('\n## Language models\n'));
+  const [, code, printed] = /```js\n([\s\S]*?)```\n\n```text\n([\s\S]*?)```/.exec(section)!;
+  // The model's folder is named as in the repository's own.
+  expect(run(code!, 'native', root)).toBe(printed);
 });
 
 test('the commands work', () => {
