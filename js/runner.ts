@@ -7,10 +7,13 @@ import type { AttendOptions, ModelCache, ModelCacheOptions } from './model-cache
 import { importOrt } from './ort.js';
 import type { Ort, OrtSession, OrtTensor } from './ort.js';
 import { pause } from './pause.js';
-import { requireNumber, requireObject, requireOptions, wrongType } from './tensor.js';
+import { atLeast, sampler } from './sampling.js';
+import type { SamplingOptions } from './sampling.js';
+import { requireObject, requireOptions, wrongType } from './tensor.js';
 import type { TensorData } from './tensor.js';
 
 export type { Ort, OrtSession, OrtTensor } from './ort.js';
+export type { SamplingOptions } from './sampling.js';
 
 /** What is read of a model's `config.json`. */
 export interface SplitModelConfig {
@@ -55,18 +58,10 @@ export interface ForwardOptions {
   readonly signal?: AbortSignal;
 }
 
-export interface GenerateOptions {
+export interface GenerateOptions extends SamplingOptions {
   readonly cache?: ModelCache;
   /** 128 by default. */
   readonly maxNewTokens?: number;
-  /** 0 (the default) takes the most likely token always. */
-  readonly temperature?: number;
-  /** Only the so many most likely tokens; 0 (the default) for all. */
-  readonly topK?: number;
-  /** Only the most likely tokens that have this much probability together; 1 (the default) for all. */
-  readonly topP?: number;
-  /** Of the random numbers: the same seed gives the same tokens. Another one each time by default. */
-  readonly seed?: number;
   /** Tokens that end the text; those of `config.eos_token_id` by default. */
   readonly stop?: readonly number[];
   /** Tokens that are computed at once at the beginning; all by default. Fewer need less memory. */
@@ -332,56 +327,4 @@ function lastToken(feeds: Readonly<Record<string, OrtTensor>>, Tensor: Ort['Tens
 
 function throwIfAborted(signal: AbortSignal | undefined, after: string): void {
   if (signal?.aborted) throw new KvPagesError('ERR_ABORTED', `aborted after ${after}`, {}, { cause: signal.reason });
-}
-
-function atLeast(value: unknown, least: number, argument: string): number {
-  const number = requireNumber(value, argument);
-  if (Number.isSafeInteger(number) && number >= least) return number;
-  throw new KvPagesError('ERR_ARGUMENT', `${argument}: must be an integer, ${least} or more, got ${number}`, { argument, actual: String(number) });
-}
-
-/** Chooses a token from logits. */
-function sampler(options: GenerateOptions): (logits: Float32Array) => number {
-  const { temperature = 0, topP = 1 } = options;
-  const topK = atLeast(options.topK ?? 0, 0, 'topK');
-  const inRange = (value: number, argument: string, end: number) => {
-    if (requireNumber(value, argument) >= 0 && value <= end) return;
-    throw new KvPagesError('ERR_ARGUMENT', `${argument}: must be from 0 to ${end}, got ${value}`, { argument, actual: String(value) });
-  };
-  inRange(temperature, 'temperature', 100);
-  inRange(topP, 'topP', 1);
-  const random = options.seed === undefined ? Math.random : seeded(atLeast(options.seed, 0, 'seed'));
-  if (temperature === 0) return largest;
-  return (logits) => {
-    const top = logits[largest(logits)]!;
-    let order = Array.from(logits.keys()).sort((a, b) => logits[b]! - logits[a]! || a - b);
-    if (topK > 0) order = order.slice(0, topK);
-    const weights = order.map((token) => Math.exp((logits[token]! - top) / temperature));
-    const all = weights.reduce((sum, weight) => sum + weight, 0);
-    // The first tokens that reach topP together, at least one.
-    let kept = 0;
-    let sum = 0;
-    do sum += weights[kept++]!;
-    while (kept < order.length && sum < topP * all);
-    let left = random() * sum;
-    for (let i = 0; i < kept; ++i) if ((left -= weights[i]!) < 0) return order[i]!;
-    return order[kept - 1]!;
-  };
-}
-
-function largest(logits: Float32Array): number {
-  let best = 0;
-  for (let i = 1; i < logits.length; ++i) if (logits[i]! > logits[best]!) best = i;
-  return best;
-}
-
-/** Numbers from 0 to 1: a counter of odd steps whose bits are mixed by multiplications and shifts. */
-function seeded(seed: number): () => number {
-  let state = seed >>> 0;
-  return () => {
-    state = (state + 0x9e3779b9) >>> 0;
-    let bits = Math.imul(state ^ (state >>> 16), 0x85ebca6b);
-    bits = Math.imul(bits ^ (bits >>> 13), 0xc2b2ae35);
-    return ((bits ^ (bits >>> 16)) >>> 0) / 2 ** 32;
-  };
 }

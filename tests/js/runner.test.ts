@@ -5,7 +5,8 @@ import type { KvPages, KvPagesError } from '../../js/index.js';
 import { OrtPast } from '../../js/ort.js';
 import type { Ort, OrtSession, OrtTensor } from '../../js/ort.js';
 import { SplitModel } from '../../js/runner.js';
-import type { GenerateOptions, SplitModelOptions } from '../../js/runner.js';
+import type { GenerateOptions, SamplingOptions, SplitModelOptions } from '../../js/runner.js';
+import { sampler } from '../../js/sampling.js';
 import { inputsOf, loadOrt, oneThread, openWhole, piece, readConfig, someIds } from './models.js';
 import { backend, loadHere, sha256 } from './support.js';
 
@@ -114,28 +115,32 @@ if (backend === 'native') {
       expect([...first, ...rest]).toEqual(whole);
     });
 
-    test('samples among the most likely tokens, the same with the same seed', async () => {
+    test('samples, the same with the same seed', async () => {
       const draw = async (options: GenerateOptions) => {
         using cache = model.createCache({ preset: 'kv4' });
         return await all(model.generate(someIds(9), { cache, maxNewTokens: 6, stop: [], ...options }));
       };
-      const greedy = await draw({});
-      expect(await draw({ temperature: 1, topK: 1 })).toEqual(greedy);
-      expect(await draw({ temperature: 1, topP: 0 })).toEqual(greedy);
-      expect(await draw({ temperature: 0.01, seed: 3 })).toEqual(greedy);
-      const ranks: number[] = [];
-      let seen = new Float32Array(0);
-      using cache = model.createCache();
-      const options = { temperature: 2, topK: 5, seed: 11 };
-      for await (const token of model.generate(someIds(9), { cache, maxNewTokens: 12, stop: [], ...options, onLogits: (logits) => (seen = logits.slice()) })) {
-        ranks.push(seen.filter((logit) => logit > seen[token]!).length);
-      }
-      expect(Math.max(...ranks)).toBeLessThan(5);
-      expect(new Set(ranks).size).toBeGreaterThan(2);
-      const sampled = await draw({ ...options });
-      expect(sampled).not.toEqual(greedy);
-      expect(await draw({ ...options })).toEqual(sampled);
-      expect(await draw({ ...options, seed: 12 })).not.toEqual(sampled);
+      const sampled = await draw({ temperature: 2, topK: 5, seed: 11 });
+      expect(await draw({ temperature: 2, topK: 5, seed: 11 })).toEqual(sampled);
+      expect(await draw({ temperature: 2, topK: 5, seed: 12 })).not.toEqual(sampled);
+    });
+
+    test('draws tokens as often as they are likely', () => {
+      // 0.5, 0.25, 0.125, ... of tokens 10, 11, 12, ...
+      const logits = new Float32Array(100).fill(-Infinity);
+      logits.set(Float32Array.from({ length: 20 }, (_, i) => -i * Math.LN2), 10);
+      const shares = (options: SamplingOptions) => {
+        const choose = sampler({ seed: 1, temperature: 1, ...options });
+        const tokens = Array.from({ length: 1500 }, () => choose(logits));
+        return [10, 11, 12, 13, 14].map((token) => tokens.filter((drawn) => drawn === token).length / 1500);
+      };
+      const near = (found: number[], wanted: number[]) => found.forEach((share, i) => expect(Math.abs(share - wanted[i]!)).toBeLessThan(wanted[i] === 0 ? 1e-9 : 0.05));
+      near(shares({}), [0.5, 0.25, 0.125, 0.0625, 0.03125]);
+      near(shares({ topP: 0.7 }), [2 / 3, 1 / 3, 0, 0, 0]);
+      near(shares({ topP: 0.999 }), [0.5, 0.25, 0.125, 0.0625, 0.03125]);
+      near(shares({ topK: 3, temperature: 0.5 }), [16 / 21, 4 / 21, 1 / 21, 0, 0]);
+      near(shares({ topK: 4, topP: 0.75 }), [2 / 3, 1 / 3, 0, 0, 0]);
+      expect([sampler({ temperature: 1, topP: 0 }), sampler({ temperature: 1, topK: 1 }), sampler({})].map((choose) => choose(logits))).toEqual([10, 10, 10]);
     });
 
     test('ends at a stop token, at the length, by break and by a signal', async () => {
@@ -179,6 +184,9 @@ if (backend === 'native') {
       await first;
       cache.truncate(20);
       expect(await sha256(cache.serialize())).toBe(before);
+      using small = model.createCache({ preset: 'kv4', maxBytes: 30_000 });
+      expect(await failure(model.forward(someIds(60), { cache: small }))).toMatchObject({ code: 'ERR_LIMIT' });
+      expect(small.layers.map((_, layer) => small.tokensOf(layer))).toEqual(Array(6).fill(0));
       using wrong = kv.createCache({ layers: 6, kvHeads: 3, headDim: 64 });
       expect(await failure(model.forward([1], { cache: wrong }))).toMatchObject({ code: 'ERR_SHAPE', layer: 0 });
     });

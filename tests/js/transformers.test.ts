@@ -145,6 +145,18 @@ if (backend === 'native') {
       expect(past.cache!.disposed).toBe(true);
     });
 
+    test('a past in f16 goes in and comes out as it is', async () => {
+      const halves = Uint16Array.from({ length: 2 * 3 * 64 }, (_, i) => 0x3000 + i);
+      const past = new QuantizedCache(kv, { key: 'f16', value: 'f16', hot: 'f16' });
+      const tensor = new Tensor('float16', halves, [1, 2, 3, 64]);
+      past.update(layer(tensor));
+      const shown = past['past_key_values.0.value'] as Tensor;
+      expect(shown).toBeInstanceOf(Tensor);
+      expect([shown.type, shown.dims, shown.size, shown.location]).toEqual(['float16', [1, 2, 3, 64], 384, 'cpu']);
+      expect(Array.from(new Uint16Array((shown.data as Uint16Array).buffer))).toEqual([...halves]);
+      await past.dispose();
+    });
+
     test('states of other kinds stay tensors, which a shorter past does not have', () => {
       const past = new QuantizedCache(kv);
       const state = entry([1, 8, 4]);
