@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command line: finds the command, turns what it throws into a message and an exit code.
 import { readFileSync } from 'node:fs';
+import { ab } from './cli/ab.js';
 import { commandHelp, generalHelp, parse, UsageError } from './cli/args.js';
 import type { Command } from './cli/args.js';
 import { compare } from './cli/compare.js';
@@ -11,7 +12,7 @@ import { quantize } from './cli/quantize.js';
 import { KvPagesError } from './index.js';
 
 const { version } = JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8')) as { version: string };
-const commands: readonly Command[] = [inspect, quantize, compare];
+const commands: readonly Command[] = [inspect, quantize, compare, ab];
 
 async function main(args: readonly string[]): Promise<void> {
   const [word, ...rest] = args;

@@ -17,6 +17,7 @@ const entries = [
   { name: 'ort', source: 'js/ort.ts', platform: 'neutral', formats: ['esm', 'cjs'] },
   { name: 'runner', source: 'js/runner.ts', platform: 'neutral', formats: ['esm', 'cjs'] },
   { name: 'transformers', source: 'js/transformers.ts', platform: 'neutral', formats: ['esm', 'cjs'] },
+  { name: 'study', source: 'js/study.ts', platform: 'neutral', formats: ['esm', 'cjs'] },
   { name: 'worker.browser', source: 'js/worker.ts', platform: 'browser', formats: ['esm'] },
   { name: 'worker.node', source: 'js/worker.ts', platform: 'node', formats: ['esm'] },
   { name: 'cli', source: 'js/cli.ts', platform: 'node', formats: ['esm'], bin: true },

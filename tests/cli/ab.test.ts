@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// kvpages ab as a user types it, on the model of tests/data/models/tiny. Prompts are token ids, so no tokenizer is needed but where it is what is tested.
+import { spawnSync } from 'node:child_process';
+import { cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import type { StudyResult } from 'kvpages/study';
+
+const root = fileURLToPath(new URL('../..', import.meta.url));
+const tiny = join(root, 'tests/data/models/tiny');
+const folder = mkdtempSync(join(tmpdir(), 'kvpages-ab-'));
+afterAll(() => rmSync(folder, { recursive: true, force: true }));
+const at = (name: string) => join(folder, name);
+const ids = (count: number) => Array.from({ length: count }, (_, i) => (i * 131 + 7) % 2048);
+
+function kvpages(args: string[], cli = join(root, 'dist/cli.js')) {
+  const result = spawnSync(process.execPath, [cli, ...args], { cwd: folder, maxBuffer: 1 << 26 });
+  return { code: result.status, out: result.stdout.toString(), err: result.stderr.toString() };
+}
+const ab = (...args: string[]) => kvpages(['ab', '--model', tiny, ...args]);
+
+beforeAll(() => {
+  writeFileSync(at('ids.json'), JSON.stringify([ids(40), { tokens: ids(32) }]));
+  writeFileSync(at('text.json'), JSON.stringify(ids(84)));
+  writeFileSync(at('short.json'), JSON.stringify(ids(9)));
+  writeFileSync(at('broken.json'), '[1, 2');
+  writeFileSync(at('other.json'), '{"a": 1}');
+  writeFileSync(at('words.txt'), 'It was in the month of June that Miss Elliot had been in the country, and nobody knew of it.');
+});
+
+describe('the table', () => {
+  const args = ['--schemes', 'f32,bf16,nvfp4,four=int4/channel/16:lm3/token/64+hadamard@4,kivi4,kv4', '--prompts', 'ids.json', '--max-new', '40', '--text', 'text.json'];
+  let first: ReturnType<typeof kvpages>;
+
+  test('has every scheme, and the same digits from addon and WebAssembly with a thawed past', () => {
+    first = ab(...args, '--engine', 'thaw', '--plot', 'out.svg');
+    expect(first.err).toMatch(/\d of 3, (writing|comparing): \d+ of \d+ tokens, about \d+ s left/);
+    expect(first.err).toMatch(/keys and values beside the cache [\d.]+ MB, process at its peak \d+ MB/);
+    expect(first.code).toBe(0);
+    expect(first.out).toMatch(/^f32 +0 +32\.00 +0\.4\d +0 +0 +100\.00 % +0 +-100\.0 % +[\d.]+$/m);
+    expect(first.out).toMatch(/^nvfp4 +0 +4\.5\d +3\.56 +[23]\.\d\d +0\.1\d+ +0\.\d+ +9\d\.\d\d % +0\.0\d+ +[\d.]+$/m);
+    expect(first.out).toMatch(/^four +4 +/m);
+    expect(first.out).toContain('KL of each text');
+    const again = ab(...args, '--engine', 'thaw', '--backend', 'wasm', '--quiet');
+    expect(again.err).toBe('');
+    expect(again.out).toBe(first.out);
+  });
+
+  test('is drawn', () => {
+    const svg = readFileSync(at('out.svg'), 'utf8');
+    expect(svg).toMatch(/^<svg [^>]*>/);
+    expect(svg).toContain('K RMSE by layer');
+    expect(svg).not.toMatch(/NaN|undefined|Infinity/);
+    // Four schemes that err have a line in each panel; f32 and bf16 encode nothing, and f32 has no divergence.
+    expect(svg.match(/<path d="M[^"]*L/g)).toHaveLength(4 + 4 + 5);
+  });
+
+  test('as JSON, with attention over the codes; both engines agree', () => {
+    const { code, out } = ab(...args, '--json', '--quiet');
+    expect(code).toBe(0);
+    const result = JSON.parse(out) as StudyResult & { backend: string; run: { peakBytes: number; denseBytes: number } };
+    expect(result).toMatchObject({ engine: 'attend', baseline: 'nvfp4', run: { denseBytes: 0 } });
+    expect(result.sequences.map(({ kind, tokens }) => [kind, tokens])).toEqual([['prompt', 80], ['prompt', 72], ['text', 84]]);
+    const [f32, bf16, nvfp4, four] = result.schemes;
+    expect(f32).toMatchObject({ kl: 0, top1: 1, perplexity: result.perplexity });
+    expect(bf16!.kl).toBeLessThan(1e-4);
+    expect(bf16!.top1).toBeGreaterThan(0.98);
+    expect(four).toMatchObject({ kept: 4, key: 'int4/channel/16/absmax/f32', value: 'lm3/token/64/mse/f32+hadamard' });
+    const thawed = Number(/^nvfp4 .*% +(0\.\d+) +[\d.]+$/m.exec(first.out)![1]);
+    expect(nvfp4!.kl / thawed).toBeGreaterThan(0.8);
+    expect(nvfp4!.kl / thawed).toBeLessThan(1.25);
+  });
+
+  test('of a text in words', () => {
+    const { code, out } = ab('--prompts', 'words.txt', '--max-new', '24', '--schemes', 'nvfp4', '--quiet', '--layers');
+    expect(code).toBe(0);
+    expect(out).toContain('words.txt: ');
+    expect(out).toMatch(/V RMSE by layer\nlayer +nvfp4\n +0 +0\.0/);
+  });
+});
+
+describe('what cannot be run is named', () => {
+  beforeAll(() => {
+    mkdirSync(at('none'));
+    cpSync(join(tiny, 'config.json'), at('none/config.json'));
+    writeFileSync(at('none/model.onnx'), 'this is no model');
+    mkdirSync(at('empty'));
+    mkdirSync(at('piece'));
+    cpSync(join(tiny, 'config.json'), at('piece/config.json'));
+    cpSync(join(tiny, 'onnx/split_int8_6.onnx'), at('piece/model.onnx'));
+  });
+  const text = ['--text', 'text.json', '--quiet', '--plot', 'nothing.svg'];
+  test.each([
+    [['--model', 'nowhere', ...text], 1, 'nowhere could not be read: there is no such file or folder'],
+    [['--model', 'empty', ...text], 1, 'empty has no .onnx file'],
+    [['--model', 'none', ...text], 1, 'none/model.onnx could not be loaded'],
+    [['--model', 'none', '--engine', 'attend', ...text], 1, 'none has no pieces for --engine attend'],
+    [['--model', 'piece', ...text], 1, 'a model exported without a cache cannot be used'],
+    [['--model', tiny, '--text', 'missing.txt'], 1, 'missing.txt could not be read: there is no such file'],
+    [['--model', tiny, '--text', 'broken.json'], 1, 'broken.json is no JSON'],
+    [['--model', tiny, '--prompts', 'other.json'], 1, 'other.json: must hold texts, chats or token ids'],
+    [['--model', tiny, '--text', 'short.json', '--schemes', 'nvfp4', '--plot', 'nothing.svg'], 1, 'short.json: must be long enough that a page of scheme nvfp4 is encoded'],
+    [['--model', tiny, ...text, '--schemes', 'nvfp4,nope'], 2, 'nope'],
+    [['--model', tiny, ...text, '--schemes', 'nvfp4,nvfp4'], 2, 'names nvfp4 twice'],
+    [['--model', tiny, ...text, '--baseline', 'kv9'], 2, '--baseline must be one of the schemes, got kv9'],
+    [['--model', tiny, ...text, '--engine', 'steam'], 2, '--engine must be one of attend, thaw, got steam'],
+    [['--model', tiny, ...text, '--schemes', 'other.json'], 1, 'kvpages.plan.v1'],
+    [text, 2, '--model is missing'],
+  ] as Array<[string[], number, string]>)('%j', (args, code, message) => {
+    const result = kvpages(['ab', ...args]);
+    expect(result.err).toContain(message);
+    expect(result.err).not.toContain('please report');
+    expect({ code: result.code, out: result.out }).toEqual({ code, out: '' });
+    expect(existsSync(at('nothing.svg'))).toBe(false);
+    expect(readdirSync(folder).filter((name) => name.endsWith('.part'))).toEqual([]);
+  });
+
+  test('an onnxruntime that is not installed, with the command', () => {
+    mkdirSync(at('alone'));
+    for (const name of ['dist', 'prebuilds', 'package.json']) cpSync(join(root, name), at(`alone/${name}`), { recursive: true });
+    const { code, err } = kvpages(['ab', '--model', tiny, ...text], at('alone/dist/cli.js'));
+    expect(err).toContain('npm install onnxruntime-node');
+    expect(code).toBe(1);
+  });
+});
