@@ -140,7 +140,7 @@ export async function testPackage() {
         const cjs = require('kvpages/safetensors');
         const bytes = readFileSync(require.resolve('kvpages/kvpages.wasm'));
         const refused = (reader) => { try { reader(new Uint8Array(3)); } catch (error) { return error instanceof KvPagesError && error.code; } };
-        const same = [['kvpages/safetensors', 'readSafetensors'], ['kvpages/ort', 'OrtPast'], ['kvpages/runner', 'SplitModel'], ['kvpages/transformers', 'QuantizedCache']];
+        const same = [['kvpages/safetensors', 'readSafetensors'], ['kvpages/ort', 'OrtPast'], ['kvpages/runner', 'SplitModel'], ['kvpages/transformers', 'QuantizedCache'], ['kvpages/study', 'runStudy']];
         const equal = await Promise.all(same.map(async ([path, name]) => {
           const [one, other] = [await import(path), require(path)];
           return typeof one[name] === 'function' && Object.keys(one).sort().join() === Object.keys(other).sort().join();

@@ -34,7 +34,7 @@ describe('the table', () => {
   const args = ['--schemes', 'f32,bf16,nvfp4,four=int4/channel/16:lm3/token/64+hadamard@4,kivi4,kv4', '--prompts', 'ids.json', '--max-new', '40', '--text', 'text.json'];
   let first: ReturnType<typeof kvpages>;
 
-  test('has every scheme, and the same digits from addon and WebAssembly with a thawed past', () => {
+  test('has every scheme, and the same digits from addon and WebAssembly with a thawed past', { timeout: 120_000 }, () => {
     first = ab(...args, '--engine', 'thaw', '--plot', 'out.svg');
     expect(first.err).toMatch(/\d of 3, (writing|comparing): \d+ of \d+ tokens, about \d+ s left/);
     expect(first.err).toMatch(/keys and values beside the cache [\d.]+ MB, process at its peak \d+ MB/);
