@@ -51,7 +51,7 @@ test('transformers.js prints the line of its example', () => {
   expect(run(code!, 'native', root)).toBe(printed);
 });
 
-test('the commands work', () => {
+test('the commands work', { timeout: 300_000 }, () => {
   const folder = mkdtempSync(join(tmpdir(), 'kvpages-readme-'));
   try {
     mkdirSync(join(folder, 'tests'));
