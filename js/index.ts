@@ -37,7 +37,7 @@ export type {
   SideSpec,
 } from './model-cache.js';
 export { PagedCache } from './paged-cache.js';
-export type { AsyncOptions, Destination, Page, PageInfo, PageSource } from './paged-cache.js';
+export type { AsyncOptions, Destination, Page, PagedCacheOptions, PageInfo, PageSource } from './paged-cache.js';
 export { ClusterBank, SortedProfile } from './profile.js';
 export type {
   AnomalyReport,

@@ -13,7 +13,7 @@ import {
   quantizePagedCacheAsync,
   splitIntoPages,
 } from './paged-cache.js';
-import type { AsyncOptions, Destination, PageSource } from './paged-cache.js';
+import type { AsyncOptions, Destination, PagedCacheOptions, PageSource } from './paged-cache.js';
 import { ModelCacheMethods } from './model-cache.js';
 import { QuantizedTensor } from './quantized-tensor.js';
 import type { DequantizeOptions, Figures } from './quantized-tensor.js';
@@ -299,8 +299,8 @@ export class KvPages extends ModelCacheMethods {
    * A cache of given pages. The whole is checked: starts from 0 without gaps, lengths within capacities, equal shapes.
    * @throws KvPagesError `ERR_SHAPE`, `ERR_ARGUMENT`, `ERR_MISMATCH` with `page` and `side`
    */
-  createPagedCache(pages: Iterable<PageSource> = []): PagedCache {
-    return createPagedCache(this.#session, pages);
+  createPagedCache(pages: Iterable<PageSource> = [], options: PagedCacheOptions = {}): PagedCache {
+    return createPagedCache(this.#session, pages, options);
   }
 
   /**

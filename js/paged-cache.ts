@@ -64,6 +64,12 @@ export type Destination =
       readonly zeroPoint?: number;
     };
 
+export interface PagedCacheOptions {
+  /** Texts that the file keeps. */
+  readonly name?: string;
+  readonly docString?: string;
+}
+
 export interface AsyncOptions {
   /** Ends the work between two pages with `ERR_ABORTED`; nothing has changed then. */
   readonly signal?: AbortSignal;
@@ -87,7 +93,7 @@ export class PagedCache extends Owned {
     if (this.#info === undefined || this.disposed) this.#info = this.session.core.json('kvp_paged_info', this.handle);
     return this.#info!;
   }
-  /** Name in the file that the cache was read from. */
+  /** The cache's name, which its file keeps. */
   get name(): string | undefined {
     return this.#read.name;
   }
@@ -238,12 +244,15 @@ function throwIfAborted(signal: AbortSignal | undefined, done: number): void {
 }
 
 /** @internal */
-export function createPagedCache(session: Session, pages: unknown): PagedCache {
+export function createPagedCache(session: Session, pages: unknown, options: PagedCacheOptions = {}): PagedCache {
+  requireOptions(options, 'options', ['name', 'docString']);
   if (typeof pages !== 'object' || pages === null || !(Symbol.iterator in pages))
     throw wrongType('pages', 'must be an array of pages', pages);
   const { core } = session;
   const cache = core.handle('kvp_paged_create', session.instance);
   try {
+    for (const [field, text] of Object.entries(options))
+      if (text !== undefined) core.call('kvp_paged_label', cache, field, requireString(text, `options.${field}`));
     let position = 0;
     let index = 0;
     for (const page of pages as Iterable<unknown>) {

@@ -137,11 +137,11 @@ int32_t kvp_payload_affine(uint32_t instance, const uint8_t* codes, size_t codes
     KVP_ASSIGN(const int64_t block_size, Integer(block, 0, int64_t{1} << 53, "block"));
     AffineParts parts;
     parts.codes = {codes, codes_len};
-    parts.scales = {scales, scales_len};
+    parts.scales = {reinterpret_cast<const uint8_t*>(scales), scales_len * sizeof(float)};
     parts.zeros = {zeros, zeros_len};
     const TypeInfo* info = FindType(View(type, type_len));
     if (info == nullptr) return MakeError(Code::kArgument, "type", "is not a type", std::string(View(type, type_len)));
-    KVP_ASSIGN(PayloadRef made, MakeAffine(owner, shape, info->type, axis, block_size, parts));
+    KVP_ASSIGN(PayloadRef made, MakeAffine(owner, shape, info->type, axis, block_size, std::move(parts)));
     return Publish(std::make_shared<PayloadObject>(PayloadObject{owner, std::move(made)}), payload, payload_len);
   });
 }
@@ -265,6 +265,16 @@ int32_t kvp_paged_create(uint32_t instance, uint32_t* cache, size_t cache_len) {
   return Guard([&]() -> Status {
     KVP_ASSIGN(const auto owner, Get<Instance>(instance, "instance"));
     return Publish(std::make_shared<PagedObject>(PagedObject{owner, {}}), cache, cache_len);
+  });
+}
+
+int32_t kvp_paged_label(uint32_t cache, const char* field, size_t field_len, const char* text, size_t text_len) {
+  return Guard([&]() -> Status {
+    KVP_ASSIGN(const auto object, Get<PagedObject>(cache, "cache"));
+    const std::string_view word = View(field, field_len);
+    if (word != "name" && word != "docString") return MakeError(Code::kArgument, "field", "must be name or docString", std::string(word));
+    (word == "name" ? object->cache.name : object->cache.doc_string) = std::string(View(text, text_len));
+    return Ok();
   });
 }
 

@@ -107,6 +107,9 @@ KVP_EXPORT int32_t kvp_measure(uint32_t payload, const uint8_t* data, size_t dat
 /* An empty cache. name and doc_string are not set. */
 KVP_EXPORT int32_t kvp_paged_create(uint32_t instance, uint32_t* cache, size_t cache_len);
 
+/* Sets the cache's text `field`, "name" or "docString"; files keep both. */
+KVP_EXPORT int32_t kvp_paged_label(uint32_t cache, const char* field, size_t field_len, const char* text, size_t text_len);
+
 /* Adds a page that shares two payloads; nothing is checked before kvp_paged_validate but the handles. */
 KVP_EXPORT int32_t kvp_paged_add(uint32_t cache, double start, double length, uint32_t key, uint32_t value);
 
@@ -450,6 +453,7 @@ KVP_EXPORT int32_t kvp_restore_finish(uint32_t reader, uint32_t* cache, size_t c
   F(kvp_paged_create)            \
   F(kvp_paged_add)               \
   F(kvp_paged_validate)          \
+  F(kvp_paged_label)             \
   F(kvp_paged_clone)             \
   F(kvp_paged_info)              \
   F(kvp_paged_payload)           \

@@ -117,11 +117,11 @@ Result<std::shared_ptr<Payload>> AllocateEncoded(const InstanceRef& instance, co
   return payload;
 }
 
-// A zero point's byte as the kernels read it: its low bits, sign-extended for signed types.
-uint8_t CanonicalZero(const TypeInfo& info, uint8_t byte) {
-  const int mask = info.bits == 8 ? 0xff : (1 << info.bits) - 1;
-  const int low = byte & mask;
-  return static_cast<uint8_t>(info.is_signed && low >> (info.bits - 1) ? low | ~mask : low);
+// Zero points' bytes as the kernels read them: their low bits, sign-extended for signed types.
+void CanonicalZeros(const TypeInfo& info, uint8_t* zeros, int64_t count) {
+  const auto mask = static_cast<uint8_t>((1u << info.bits) - 1);
+  const auto sign = static_cast<uint8_t>(info.is_signed ? 1u << (info.bits - 1) : 0);
+  for (int64_t i = 0; i < count; ++i) zeros[i] = static_cast<uint8_t>(((zeros[i] & mask) ^ sign) - sign);
 }
 
 uint8_t ZeroByte(const TypeInfo& info, int32_t zero) {
@@ -162,7 +162,7 @@ Spec AffineSpec(Type type, int axis, int64_t block) {
 }
 
 Result<PayloadRef> MakeAffine(const InstanceRef& instance, const Shape& shape, Type type, int axis, int64_t block,
-                              const AffineParts& parts) {
+                              AffineParts parts) {
   const TypeInfo& info = Info(type);
   if (info.family != Family::kInteger || info.onnx == 0) {
     return MakeError(Code::kUnsupported, "type", "an affine layout holds int8, uint8, int4, uint4, int2 or uint2",
@@ -173,25 +173,25 @@ Result<PayloadRef> MakeAffine(const InstanceRef& instance, const Shape& shape, T
     return MakeError(Code::kArgument, "block", block < 0 ? "must not be negative" : "needs an axis", Text(block));
   }
   KVP_ASSIGN(const int64_t elements, CheckedElements(shape, "dims"));
+  if (!parts.own_zeros.empty()) parts.zeros = {parts.own_zeros.data(), static_cast<size_t>(parts.own_zeros.size())};
   const Grid grid = AffineGrid(shape, axis, block);
   const int64_t code_bytes = PackedBytes(info.bits, elements);
   if (static_cast<int64_t>(parts.codes.size()) != code_bytes) {
     return MakeError(Code::kShape, "codes", "dims " + Text(shape) + " need " + Text(code_bytes) + " bytes of " + std::string(info.name),
                      Text(static_cast<int64_t>(parts.codes.size())));
   }
-  if (static_cast<int64_t>(parts.scales.size()) != grid.count) {
-    return MakeError(Code::kShape, "scale", "needs " + Text(grid.count) + " values", Text(static_cast<int64_t>(parts.scales.size())));
+  if (static_cast<int64_t>(parts.scales.size() / 4) != grid.count) {
+    return MakeError(Code::kShape, "scale", "needs " + Text(grid.count) + " values", Text(static_cast<int64_t>(parts.scales.size() / 4)));
   }
   if (!parts.zeros.empty() && static_cast<int64_t>(parts.zeros.size()) != grid.count) {
     return MakeError(Code::kShape, "zeroPoint", "needs one per scale, " + Text(grid.count),
                      Text(static_cast<int64_t>(parts.zeros.size())));
   }
-  for (int64_t i = 0; i < grid.count; ++i) {
-    const float scale = parts.scales[static_cast<size_t>(i)];
-    if (!std::isfinite(scale) || !(scale > 0)) {
-      return MakeError(Code::kArgument, "scale", "must be finite and > 0",
-                       Text(static_cast<double>(scale)) + (grid.count > 1 ? " at index " + Text(i) : ""));
-    }
+  if (const int64_t bad = FirstBadScale(parts.scales.data(), grid.count); bad < grid.count) {
+    float scale;
+    std::memcpy(&scale, parts.scales.data() + bad * 4, 4);
+    return MakeError(Code::kArgument, "scale", "must be finite and > 0",
+                     Text(static_cast<double>(scale)) + (grid.count > 1 ? " at index " + Text(bad) : ""));
   }
   auto payload = std::make_shared<Payload>();
   payload->kind = PayloadKind::kEncoded;
@@ -202,12 +202,16 @@ Result<PayloadRef> MakeAffine(const InstanceRef& instance, const Shape& shape, T
   payload->block = block;
   payload->grid = grid;
   KVP_ASSIGN(payload->codes, Bytes::Copy(parts.codes.data(), parts.codes.size(), instance->budget));
-  KVP_ASSIGN(payload->scales, Bytes::Copy(parts.scales.data(), parts.scales.size_bytes(), instance->budget));
+  KVP_ASSIGN(payload->scales, Bytes::Copy(parts.scales.data(), static_cast<uint64_t>(grid.count) * 4, instance->budget));
   payload->has_zeros = !parts.zeros.empty();
   if (payload->has_zeros) {
-    KVP_ASSIGN(payload->zeros, Bytes::Copy(parts.zeros.data(), parts.zeros.size(), instance->budget));
     payload->zero_byte = parts.zeros[0];
-    for (uint8_t& zero : std::span(payload->zeros.data(), payload->zeros.size())) zero = CanonicalZero(info, zero);
+    if (parts.own_zeros.empty()) {
+      KVP_ASSIGN(payload->zeros, Bytes::Copy(parts.zeros.data(), parts.zeros.size(), instance->budget));
+    } else {
+      payload->zeros = std::move(parts.own_zeros);
+    }
+    CanonicalZeros(info, payload->zeros.data(), grid.count);
   }
   return PayloadRef(std::move(payload));
 }
@@ -448,8 +452,9 @@ Result<PayloadRef> ConvertPayload(const InstanceRef& instance, const Payload& so
   int32_t zero = 0;
   if (info.family == Family::kInteger) {
     spec.calibration = Calibration::kGiven;
-    zero = CanonicalZero(info, to.zero_byte);
-    if (info.is_signed) zero = static_cast<int8_t>(zero);
+    uint8_t byte = to.zero_byte;
+    CanonicalZeros(info, &byte, 1);
+    zero = info.is_signed ? static_cast<int8_t>(byte) : byte;
     options.scales = &scale;
     options.scale_count = 1;
     options.zeros = &zero;

@@ -27,11 +27,12 @@ Result<PayloadRef> MakeDense(const InstanceRef& instance, const TensorView& view
 // of the axis. Checks type, sizes, finite positive scales; zero points are read in their low bits.
 struct AffineParts {
   std::span<const uint8_t> codes;
-  std::span<const float> scales;
-  std::span<const uint8_t> zeros;  // one byte per scale, or empty for zero points of 0
+  std::span<const uint8_t> scales;  // f32 at any address
+  std::span<const uint8_t> zeros;   // one byte per scale, or empty for zero points of 0
+  Bytes own_zeros;                  // or these, which are taken as they are and not copied
 };
 Result<PayloadRef> MakeAffine(const InstanceRef& instance, const Shape& shape, Type type, int axis, int64_t block,
-                              const AffineParts& parts);
+                              AffineParts parts);
 // The spec word of an affine layout: its axis where a spec has it, else `tensor` (such a layout is read by its grid).
 Spec AffineSpec(Type type, int axis, int64_t block);
 

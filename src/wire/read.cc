@@ -307,8 +307,8 @@ Result<PayloadRef> ReadDense(const InstanceRef& instance, Span message, int64_t 
 
 // ---- Encoded values ----
 
-// Scales in either spelling: in place where they are aligned there, else copied into `copy`.
-Result<std::span<const float>> ReadScales(const TensorFields& tensor, const Place& place, Bytes* copy) {
+// Scales in either spelling: where they stand, or as `values`.
+Result<Span> ReadScales(const TensorFields& tensor, const Place& place, Bytes* values) {
   if (tensor.data_type != pb::TensorProto::FLOAT) {
     return FileError(Code::kUnsupported, place, "scales must be FLOAT", tensor.type_at,
                      tensor.data_type ? "data type " + std::to_string(*tensor.data_type) : "none");
@@ -316,19 +316,14 @@ Result<std::span<const float>> ReadScales(const TensorFields& tensor, const Plac
   if (!tensor.raw) {
     if (tensor.floats.present % 4 != 0) return FileError(Code::kShape, place, "scale float_data must be whole floats", tensor.floats.at);
     const InstanceRef unlimited = std::make_shared<Instance>();
-    KVP_ASSIGN(*copy, FloatsOf(unlimited, tensor.floats, static_cast<int64_t>(tensor.floats.present / 4), place));
-    return std::span(copy->as<const float>(), static_cast<size_t>(copy->size() / 4));
+    KVP_ASSIGN(*values, FloatsOf(unlimited, tensor.floats, static_cast<int64_t>(tensor.floats.present / 4), place));
+    return Span(values->data(), static_cast<size_t>(values->size()));
   }
   const Span raw = tensor.raw->bytes;
   if (raw.size() % 4 != 0) {
     return FileError(Code::kShape, place, "scale raw_data must be whole floats", tensor.raw->at, std::to_string(raw.size()) + " bytes");
   }
-  const void* data = raw.data();
-  if (reinterpret_cast<uintptr_t>(data) % alignof(float) != 0) {
-    KVP_ASSIGN(*copy, Bytes::Copy(data, raw.size()));
-    data = copy->data();
-  }
-  return std::span(static_cast<const float*>(data), raw.size() / 4);
+  return raw;
 }
 
 // Dims of scale or zero point for an axis and block; empty for per tensor.
@@ -355,14 +350,15 @@ template <int kBits>
 void UnpackZeros(const uint8_t* packed, int64_t count, uint8_t* out) {
   constexpr int kPerByte = 8 / kBits;
   constexpr unsigned kMask = (1u << kBits) - 1;
-  for (; count >= kPerByte; count -= kPerByte, ++packed) {
-    for (int i = 0; i < kPerByte; ++i) *out++ = static_cast<uint8_t>(*packed >> (i * kBits) & kMask);
+  const int64_t whole = count / kPerByte;
+  for (int64_t i = 0; i < whole; ++i) {
+    for (int k = 0; k < kPerByte; ++k) out[i * kPerByte + k] = static_cast<uint8_t>(packed[i] >> (k * kBits) & kMask);
   }
-  for (int i = 0; i < count; ++i) *out++ = static_cast<uint8_t>(*packed >> (i * kBits) & kMask);
+  for (int64_t i = whole * kPerByte; i < count; ++i) out[i] = static_cast<uint8_t>(packed[whole] >> (i % kPerByte * kBits) & kMask);
 }
 
 // One byte per zero point. Sub-byte entries are packed in raw_data and, in int32_data, 32 / width to a word.
-Result<Bytes> ReadZeros(const TensorFields& tensor, const TypeInfo& info, int64_t count, const Place& place) {
+Result<Bytes> ReadZeros(const InstanceRef& instance, const TensorFields& tensor, const TypeInfo& info, int64_t count, const Place& place) {
   if (tensor.data_type != static_cast<uint64_t>(info.onnx)) {
     return FileError(Code::kCorrupt, place, "zero_point must have the storage type " + std::to_string(info.onnx), tensor.type_at,
                      tensor.data_type ? "data type " + std::to_string(*tensor.data_type) : "none");
@@ -374,8 +370,8 @@ Result<Bytes> ReadZeros(const TensorFields& tensor, const TypeInfo& info, int64_
       return FileError(Code::kShape, place, "zero_point raw_data needs " + Text(PackedBytes(info.bits, count)) + " bytes", tensor.raw->at,
                        std::to_string(raw.size()));
     }
-    if (count == 1 || info.bits == 8) return Bytes::Copy(raw.data(), raw.size());  // one alone verbatim, high bits and all
-    KVP_ASSIGN(Bytes zeros, Bytes::AllocateRaw(static_cast<uint64_t>(count)));
+    if (count == 1 || info.bits == 8) return Bytes::Copy(raw.data(), raw.size(), instance->budget);  // one alone verbatim, high bits and all
+    KVP_ASSIGN(Bytes zeros, Bytes::AllocateRaw(static_cast<uint64_t>(count), instance->budget));
     (info.bits == 4 ? UnpackZeros<4> : UnpackZeros<2>)(raw.data(), count, zeros.data());
     return zeros;
   }
@@ -385,7 +381,7 @@ Result<Bytes> ReadZeros(const TensorFields& tensor, const TypeInfo& info, int64_
     return FileError(Code::kShape, place, "zero_point int32_data needs " + Text(words) + " words", tensor.at,
                      "at most " + std::to_string(tensor.ints.present));
   }
-  KVP_ASSIGN(Bytes zeros, Bytes::AllocateRaw(static_cast<uint64_t>(count)));
+  KVP_ASSIGN(Bytes zeros, Bytes::AllocateRaw(static_cast<uint64_t>(count), instance->budget));
   int64_t filled = 0;
   KVP_TRY(ForInts(tensor.ints, words, "zero_point int32_data", " words", place, tensor.at, [&](uint64_t word, const Field&) -> Status {
     for (int i = 0; i < per_word && filled < count; ++i) zeros.data()[filled++] = static_cast<uint8_t>(word >> (i * info.bits) & mask);
@@ -418,6 +414,7 @@ Status CheckParameters(const Parts& affine, const Place& place) {
   using A = pb::AffineLayoutProto;
   using T = pb::TensorProto;
   constexpr size_t kMost = 65536;
+  if (affine.whole().size() <= kMost) return Ok();
   size_t others = 0;
   Scan scan(affine.whole(), affine.at(), place);
   for (Field field;;) {
@@ -531,18 +528,18 @@ Result<PayloadRef> ReadAffine(const InstanceRef& instance, Span message, const S
   TensorFields scale, zero_point;
   KVP_TRY(ScanTensor(affine.scale.whole(), affine.scale.at(), place, &scale));
   KVP_TRY(CheckDims(scale, dims, "scale", place));
-  Bytes scale_copy, zeros;
-  KVP_ASSIGN(const std::span<const float> scales, ReadScales(scale, place, &scale_copy));
+  Bytes scale_values, zeros;
+  KVP_ASSIGN(const Span scales, ReadScales(scale, place, &scale_values));
   const int64_t count = AffineGrid(shape, axis, block).count;
-  if (static_cast<int64_t>(scales.size()) != count) {
-    return FileError(Code::kShape, place, "scale needs " + Text(count) + " values", scale.at, std::to_string(scales.size()));
+  if (static_cast<int64_t>(scales.size() / 4) != count) {
+    return FileError(Code::kShape, place, "scale needs " + Text(count) + " values", scale.at, std::to_string(scales.size() / 4));
   }
   if (affine.zero_point.set()) {
     KVP_TRY(ScanTensor(affine.zero_point.whole(), affine.zero_point.at(), place, &zero_point));
     KVP_TRY(CheckDims(zero_point, dims, "zero_point", place));
-    KVP_ASSIGN(zeros, ReadZeros(zero_point, *info, count, place));
+    KVP_ASSIGN(zeros, ReadZeros(instance, zero_point, *info, count, place));
   }
-  auto payload = MakeAffine(instance, shape, info->type, axis, block, {codes, scales, {zeros.data(), static_cast<size_t>(zeros.size())}});
+  auto payload = MakeAffine(instance, shape, info->type, axis, block, {codes, scales, {}, std::move(zeros)});
   if (!payload.ok()) {
     if (payload.error().code == Code::kMemory || payload.error().code == Code::kLimit) return std::move(payload.error());
     return FileError(Code::kCorrupt, place, payload.error().message, at);
@@ -690,8 +687,8 @@ Result<Structure> SummaryOf(Span message, int64_t offset, const Place& place) {
   }
 }
 
-// What the pages of a side have in common: the last centre, and the last structure, which is not parsed again where the
-// next page's has the same bytes.
+// What the pages of a side have in common: the last centre, and the last structure and logical type, which are not parsed
+// again where the next page's have the same bytes.
 struct SideState {
   explicit SideState(SharedBytes* center) : last_center(center) {}
   SharedBytes* last_center;
@@ -699,6 +696,8 @@ struct SideState {
   Shape shape;
   Spec spec;
   pb::StructTypeProto type;
+  std::string logical;
+  Shape logical_shape;
 };
 
 Result<PayloadRef> ReadEncoded(const InstanceRef& instance, Span message, int64_t offset, SideState* state, const Place& place) {
@@ -750,7 +749,12 @@ Result<PayloadRef> ReadEncoded(const InstanceRef& instance, Span message, int64_
     }
   }
   if (external) return External(place, external_at);
-  KVP_ASSIGN(const Shape shape, LogicalShape(logical, place, offset));
+  if (const std::string_view text = TextOf(logical.whole()); text.empty() || state->logical != text) {
+    state->logical.clear();
+    KVP_ASSIGN(state->logical_shape, LogicalShape(logical, place, offset));
+    state->logical = text;
+  }
+  const Shape shape = state->logical_shape;
   const Span codes = raw ? raw->bytes : Span();
   const int64_t codes_at = raw ? raw->at : offset;
 

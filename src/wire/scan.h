@@ -65,27 +65,28 @@ class Scan {
     field->number = WireFormatLite::GetTagFieldNumber(tag);
     field->type = WireFormatLite::GetTagWireType(tag);
     field->content_at = offset_ + stream_.CurrentPosition();
-    const std::string name = "field " + std::to_string(field->number);
+    const auto broken = [&](const std::string& how) {
+      return FileError(Code::kCorrupt, place_, "field " + std::to_string(field->number) + how, field->at);
+    };
     switch (field->type) {
       case WireFormatLite::WIRETYPE_VARINT:
-        if (!stream_.ReadVarint64(&field->varint)) return FileError(Code::kCorrupt, place_, name + " ends early", field->at);
+        if (!stream_.ReadVarint64(&field->varint)) return broken(" ends early");
         break;
       case WireFormatLite::WIRETYPE_FIXED64:
-        if (!stream_.ReadLittleEndian64(&field->varint)) return FileError(Code::kCorrupt, place_, name + " ends early", field->at);
+        if (!stream_.ReadLittleEndian64(&field->varint)) return broken(" ends early");
         break;
       case WireFormatLite::WIRETYPE_FIXED32: {
         uint32_t value = 0;
-        if (!stream_.ReadLittleEndian32(&value)) return FileError(Code::kCorrupt, place_, name + " ends early", field->at);
+        if (!stream_.ReadLittleEndian32(&value)) return broken(" ends early");
         field->varint = value;
         break;
       }
       case WireFormatLite::WIRETYPE_LENGTH_DELIMITED: {
         uint64_t length = 0;
-        if (!stream_.ReadVarint64(&length)) return FileError(Code::kCorrupt, place_, name + " ends early", field->at);
+        if (!stream_.ReadVarint64(&length)) return broken(" ends early");
         const auto left = static_cast<uint64_t>(static_cast<int>(message_.size()) - stream_.CurrentPosition());
         if (length > left) {
-          return FileError(Code::kCorrupt, place_, name + " claims " + std::to_string(length) + " bytes of " + std::to_string(left) + " left",
-                           field->at);
+          return broken(" claims " + std::to_string(length) + " bytes of " + std::to_string(left) + " left");
         }
         field->content_at = offset_ + stream_.CurrentPosition();
         field->bytes = message_.subspan(static_cast<size_t>(stream_.CurrentPosition()), static_cast<size_t>(length));
@@ -93,7 +94,7 @@ class Scan {
         break;
       }
       default:  // groups: skipped whole, or refused where they do not nest
-        if (!WireFormatLite::SkipField(&stream_, tag)) return FileError(Code::kCorrupt, place_, name + " is a broken group", field->at);
+        if (!WireFormatLite::SkipField(&stream_, tag)) return broken(" is a broken group");
     }
     const int end = stream_.CurrentPosition();
     field->raw = message_.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "wire/kvpages.pb.h"
@@ -20,12 +21,36 @@ namespace pb = kvpages_wire;
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedOutputStream;
 
+// Zero points as a tensor holds them, packed like codes: `bytes` bytes of them.
+template <int kBits>
+void PackZeros(const uint8_t* zeros, uint64_t bytes, uint8_t* out) {
+  constexpr int kPerByte = 8 / kBits;
+  constexpr unsigned kMask = (1u << kBits) - 1;
+  for (uint64_t i = 0; i < bytes; ++i) {
+    unsigned all = 0;
+    for (int k = 0; k < kPerByte; ++k) all |= (zeros[i * kPerByte + k] & kMask) << (k * kBits);  // a block of memory ends with zeros
+    out[i] = static_cast<uint8_t>(all);
+  }
+}
+
+// A block of page memory in a message; where `packed` is set, one byte per entry there and so many bits in the file.
+struct Block {
+  const void* data = nullptr;
+  uint64_t size = 0;  // in the file
+  int packed = 0;
+};
+
 // A message as pieces: text that is built here, and blocks that stay where they are until they are copied out.
 class Pieces {
  public:
-  Pieces() {
-    text_.reserve(160);
-    pieces_.reserve(12);
+  void Clear() {
+    text_.clear();
+    pieces_.clear();
+    size_ = 0;
+  }
+  void Reserve(size_t text, size_t pieces) {
+    text_.reserve(text);
+    pieces_.reserve(pieces);
   }
   void Varint(uint64_t value) {
     uint8_t buffer[10];
@@ -37,62 +62,66 @@ class Pieces {
     Tag(field, WireFormatLite::WIRETYPE_VARINT);
     Varint(static_cast<uint64_t>(value));
   }
-  void String(int field, std::string_view value) {
-    Tag(field, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
-    Varint(value.size());
-    Text(value);
-  }
-  void Data(int field, const void* data, uint64_t size) {
+  // What comes before the content of a length-delimited field.
+  void Head(int field, uint64_t size) {
     Tag(field, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
     Varint(size);
-    Block(data, size);
+  }
+  void String(int field, std::string_view value) {
+    Head(field, value.size());
+    Text(value);
+  }
+  void Data(int field, const Block& block) {
+    Head(field, block.size);
+    Add(block);
   }
   void Message(int field, const Pieces& message) {
-    Tag(field, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
-    Varint(message.size_);
+    Head(field, message.size_);
+    Append(message, nullptr);
+  }
+  // `blocks`: those to take in place of the message's own, in their order.
+  void Append(const Pieces& message, const Block* blocks) {
     size_t text = 0;
-    for (const Piece& piece : message.pieces_) {
-      if (piece.data != nullptr) {
-        Block(piece.data, piece.size);
-      } else {
+    for (const Block& piece : message.pieces_) {
+      if (piece.data == nullptr) {
         Text(std::string_view(message.text_).substr(text, static_cast<size_t>(piece.size)));
         text += static_cast<size_t>(piece.size);
+      } else {
+        Add(blocks == nullptr ? piece : *blocks++);
       }
     }
   }
   void Text(std::string_view text) {
     if (text.empty()) return;
-    if (pieces_.empty() || pieces_.back().data != nullptr) pieces_.push_back({nullptr, 0});
+    if (pieces_.empty() || pieces_.back().data != nullptr) pieces_.push_back({});
     pieces_.back().size += text.size();
     text_.append(text);
     size_ += text.size();
   }
-  void Block(const void* data, uint64_t size) {
-    if (size == 0) return;
-    pieces_.push_back({static_cast<const uint8_t*>(data), size});
-    size_ += size;
+  void Add(const Block& block) {
+    if (block.size == 0) return;
+    pieces_.push_back(block);
+    size_ += block.size;
   }
   uint64_t size() const { return size_; }
   void CopyTo(uint8_t* out) const {
     const char* text = text_.data();
-    for (const Piece& piece : pieces_) {
-      const void* from = piece.data;
-      if (from == nullptr) {
-        from = text;
+    for (const Block& piece : pieces_) {
+      if (piece.data == nullptr) {
+        std::memcpy(out, text, static_cast<size_t>(piece.size));
         text += piece.size;
+      } else if (piece.packed == 0) {
+        std::memcpy(out, piece.data, static_cast<size_t>(piece.size));
+      } else {
+        (piece.packed == 4 ? PackZeros<4> : PackZeros<2>)(static_cast<const uint8_t*>(piece.data), piece.size, out);
       }
-      std::memcpy(out, from, static_cast<size_t>(piece.size));
       out += piece.size;
     }
   }
 
  private:
-  struct Piece {
-    const uint8_t* data;  // null: the next `size` bytes of text_
-    uint64_t size;
-  };
   std::string text_;
-  std::vector<Piece> pieces_;
+  std::vector<Block> pieces_;  // without data: the next `size` bytes of text_
   uint64_t size_ = 0;
 };
 
@@ -116,44 +145,27 @@ Pieces ParameterHead(const Payload& payload, int onnx_type) {
   return tensor;
 }
 
-// Zero points as a tensor holds them, packed like codes.
-template <int kBits>
-void PackZeros(const uint8_t* zeros, int64_t count, char* out) {
-  constexpr int kPerByte = 8 / kBits;
-  constexpr unsigned kMask = (1u << kBits) - 1;
-  for (; count > 0; count -= kPerByte, zeros += kPerByte) {
-    unsigned all = 0;
-    for (int i = 0; i < kPerByte; ++i) all |= (zeros[i] & kMask) << (i * kBits);  // a block of memory ends with zeros
-    *out++ = static_cast<char>(all);
-  }
-}
-std::string PackedZeros(const Payload& payload) {
+Block BlockOf(const Bytes& bytes) { return {bytes.data(), bytes.size()}; }
+
+Block ZerosOf(const Payload& payload) {
   const int bits = Info(payload.spec.type).bits;
-  std::string raw(static_cast<size_t>(PackedBytes(bits, payload.grid.count)), '\0');
-  (bits == 4 ? PackZeros<4> : PackZeros<2>)(payload.zeros.data(), payload.grid.count, raw.data());
-  return raw;
+  if (payload.grid.count == 1) return {&payload.zero_byte, 1};
+  if (bits == 8) return BlockOf(payload.zeros);
+  return {payload.zeros.data(), static_cast<uint64_t>(PackedBytes(bits, payload.grid.count)), bits};
 }
 
-Pieces AffineOf(const Payload& payload, bool measure) {
+Pieces AffineOf(const Payload& payload) {
   using A = pb::AffineLayoutProto;
   using T = pb::TensorProto;
   const TypeInfo& info = Info(payload.spec.type);
   Pieces affine;
   affine.Int(A::kStorageTypeFieldNumber, info.onnx);
   Pieces scale = ParameterHead(payload, T::FLOAT);
-  scale.Data(T::kRawDataFieldNumber, payload.scales.data(), payload.scales.size());
+  scale.Data(T::kRawDataFieldNumber, BlockOf(payload.scales));
   affine.Message(A::kScaleFieldNumber, scale);
   if (payload.has_zeros) {
     Pieces zero = ParameterHead(payload, info.onnx);
-    if (payload.grid.count == 1) {
-      zero.String(T::kRawDataFieldNumber, {reinterpret_cast<const char*>(&payload.zero_byte), 1});
-    } else if (measure) {  // only the size counts
-      zero.Data(T::kRawDataFieldNumber, payload.zeros.data(), static_cast<uint64_t>(PackedBytes(info.bits, payload.grid.count)));
-    } else if (info.bits == 8) {
-      zero.Data(T::kRawDataFieldNumber, payload.zeros.data(), payload.zeros.size());
-    } else {
-      zero.String(T::kRawDataFieldNumber, PackedZeros(payload));
-    }
+    zero.Data(T::kRawDataFieldNumber, ZerosOf(payload));
     affine.Message(A::kZeroPointFieldNumber, zero);
   }
   if (payload.axis >= 0) affine.Int(A::kAxisFieldNumber, payload.axis);
@@ -166,19 +178,18 @@ Pieces AffineOf(const Payload& payload, bool measure) {
 struct Array {
   const char* name;
   int element;
-  const void* data;
-  uint64_t bytes;
+  Block block;
 };
 std::vector<Array> ArraysOf(const Payload& payload, bool with_center) {
   const ArraySizes sizes = SizesOf(payload.spec, payload.shape);
   const bool kivi = payload.spec.calibration == Calibration::kKivi;
   const int scale_element = Info(payload.spec.type).family == Family::kScheme ? layout::kUint8 : layout::ScaleElement(payload.spec.scale_type);
   std::vector<Array> arrays;
-  arrays.push_back({layout::kCodes, layout::kUint8, payload.codes.data(), payload.codes.size()});
-  if (sizes.scales > 0) arrays.push_back({layout::kScales, scale_element, payload.scales.data(), payload.scales.size()});
-  if (sizes.zeros > 0) arrays.push_back({layout::kZeros, kivi ? scale_element : layout::kUint8, payload.zeros.data(), payload.zeros.size()});
-  if (sizes.has_global) arrays.push_back({layout::kGlobal, layout::kFloat, &payload.global, 4});
-  if (with_center) arrays.push_back({layout::kCenter, layout::kBFloat16, payload.center.data(), payload.center.size()});
+  arrays.push_back({layout::kCodes, layout::kUint8, BlockOf(payload.codes)});
+  if (sizes.scales > 0) arrays.push_back({layout::kScales, scale_element, BlockOf(payload.scales)});
+  if (sizes.zeros > 0) arrays.push_back({layout::kZeros, kivi ? scale_element : layout::kUint8, BlockOf(payload.zeros)});
+  if (sizes.has_global) arrays.push_back({layout::kGlobal, layout::kFloat, {&payload.global, 4}});
+  if (with_center) arrays.push_back({layout::kCenter, layout::kBFloat16, BlockOf(payload.center)});
   return arrays;
 }
 
@@ -190,7 +201,7 @@ pb::StructTypeProto StructureOf(const Payload& payload, const std::vector<Array>
     field->set_name(array.name);
     auto* inner = field->mutable_type()->mutable_struct_type()->mutable_array();
     inner->mutable_element_type()->mutable_tensor_type()->set_elem_type(array.element);
-    inner->set_dimension(array.bytes / static_cast<uint64_t>(layout::ElementBytes(array.element)));
+    inner->set_dimension(array.block.size / static_cast<uint64_t>(layout::ElementBytes(array.element)));
   }
   if (payload.hadamard > 0) {
     auto* field = type.mutable_structure()->add_field();
@@ -205,114 +216,170 @@ bool SameBytes(const SharedBytes& a, const SharedBytes& b) {
   return a.Same(b) || (a.size() == b.size() && a.size() > 0 && std::memcmp(a.data(), b.data(), static_cast<size_t>(a.size())) == 0);
 }
 
-// What the pages of a side have in common, so that it is built once: their types as text, and the centre that a reader
-// knows from the pages before.
-struct SideState {
-  SideState(SharedBytes* center, bool only_measure) : last_center(center), measure(only_measure) {}
-  SharedBytes* last_center;
-  bool measure;  // what is built is only for its size
-  Shape shape;   // of `logical`
-  std::string logical;
-  Shape structure_shape;
-  Spec structure_spec;
-  int64_t structure_hadamard = 0;
-  bool structure_center = false;
-  std::string structure;
-
-  std::string_view Logical(const Shape& of) {
-    if (logical.empty() || !(shape == of)) {
-      shape = of;
-      logical = LogicalType(of).SerializeAsString();
+// The blocks of a payload in the order in which its message has them.
+struct Blocks {
+  Block at[5];
+  Blocks(const Payload& payload, bool with_center) {
+    Block* out = at;
+    const auto add = [&](const Block& block) {
+      if (block.size > 0) *out++ = block;
+    };
+    if (payload.kind == PayloadKind::kDense) {
+      add(BlockOf(payload.data));
+    } else if (payload.affine) {
+      add(BlockOf(payload.scales));
+      if (payload.has_zeros) add(ZerosOf(payload));
+      add(BlockOf(payload.codes));
+    } else {
+      for (const Array& array : ArraysOf(payload, with_center)) add(array.block);
     }
-    return logical;
-  }
-  std::string_view Structure(const Payload& payload, const std::vector<Array>& arrays, bool with_center) {
-    if (structure.empty() || !(structure_shape == payload.shape) || !(structure_spec == payload.spec) ||
-        structure_hadamard != payload.hadamard || structure_center != with_center) {
-      structure_shape = payload.shape;
-      structure_spec = payload.spec;
-      structure_hadamard = payload.hadamard;
-      structure_center = with_center;
-      structure = StructureOf(payload, arrays).SerializeAsString();
-    }
-    return structure;
   }
 };
 
-void AddSide(Pieces* block, int dense_field, int encoded_field, const Payload& payload, SideState* state) {
+Pieces MessageOf(const Payload& payload, bool with_center) {
   Pieces message;
-  if (payload.kind == PayloadKind::kOpaque) {
-    block->Data(encoded_field, payload.message.data(), payload.message.size());
-    return;
-  }
   if (payload.kind == PayloadKind::kDense) {
     using T = pb::TensorProto;
     for (int axis = 0; axis < 4; ++axis) message.Int(T::kDimsFieldNumber, payload.shape[axis]);
     message.Int(T::kDataTypeFieldNumber, Info(payload.dense_type).onnx);
-    message.Data(T::kRawDataFieldNumber, payload.data.data(), payload.data.size());
+    message.Data(T::kRawDataFieldNumber, BlockOf(payload.data));
     if (payload.extras) message.Text(payload.extras->tensor);
-    block->Message(dense_field, message);
-    return;
+    return message;
   }
   using E = pb::EncodedValueProto;
+  const std::string logical = LogicalType(payload.shape).SerializeAsString();
   if (payload.affine) {
-    message.Message(E::kAffineFieldNumber, AffineOf(payload, state->measure));
-    message.String(E::kLogicalTypeFieldNumber, state->Logical(payload.shape));
-    message.Data(E::kRawDataFieldNumber, payload.codes.data(), payload.codes.size());
+    message.Message(E::kAffineFieldNumber, AffineOf(payload));
+    message.String(E::kLogicalTypeFieldNumber, logical);
+    message.Data(E::kRawDataFieldNumber, BlockOf(payload.codes));
   } else {
-    const bool with_center = !payload.center.empty() && !SameBytes(payload.center, *state->last_center);
     const std::vector<Array> arrays = ArraysOf(payload, with_center);
-    if (!payload.center.empty()) *state->last_center = payload.center;
-    message.String(E::kStructTypeFieldNumber, state->Structure(payload, arrays, with_center));
-    message.String(E::kLogicalTypeFieldNumber, state->Logical(payload.shape));
+    message.String(E::kStructTypeFieldNumber, StructureOf(payload, arrays).SerializeAsString());
+    message.String(E::kLogicalTypeFieldNumber, logical);
     uint64_t raw_bytes = 0;
-    for (const Array& array : arrays) raw_bytes += array.bytes;
-    message.Tag(E::kRawDataFieldNumber, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
-    message.Varint(raw_bytes);
-    for (const Array& array : arrays) message.Block(array.data, array.bytes);
+    for (const Array& array : arrays) raw_bytes += array.block.size;
+    message.Head(E::kRawDataFieldNumber, raw_bytes);
+    for (const Array& array : arrays) message.Add(array.block);
   }
   if (payload.extras) message.Text(payload.extras->tensor);
-  block->Message(encoded_field, message);
+  return message;
 }
 
-void AddPage(Pieces* all, const Page& page, SideState states[2]) {
+// Whether two payloads have the same message but for the content of its blocks.
+bool SameForm(const Payload& a, const Payload& b) {
+  return a.kind == b.kind && a.shape == b.shape && !a.extras && !b.extras &&
+         (a.kind == PayloadKind::kDense ? a.dense_type == b.dense_type
+                                        : a.spec == b.spec && a.affine == b.affine && a.axis == b.axis && a.block == b.block &&
+                                              a.has_zeros == b.has_zeros && a.hadamard == b.hadamard);
+}
+
+// Writes one side of the pages, one after another. A page's message differs from the last one's in its blocks only, as a
+// rule, and is then not built again; the centre is written where it is not the last one.
+class SideWriter {
+ public:
+  SideWriter(SharedBytes* last_center, int dense_field, int encoded_field)
+      : last_center_(last_center), dense_field_(dense_field), encoded_field_(encoded_field) {}
+
+  // Takes the next payload, which stays where it is until the next but one; returns the size of its field.
+  uint64_t Next(const Payload& payload) {
+    const Payload* last = payload_;
+    payload_ = &payload;
+    field_ = payload.kind == PayloadKind::kDense ? dense_field_ : encoded_field_;
+    if (payload.kind == PayloadKind::kOpaque) {
+      size_ = payload.message.size();
+    } else {
+      const bool with_center = !payload.center.empty() && !SameBytes(payload.center, *last_center_);
+      if (!payload.center.empty()) *last_center_ = payload.center;
+      if (last == nullptr || !SameForm(*last, payload) || with_center != with_center_) {
+        with_center_ = with_center;
+        message_ = MessageOf(payload, with_center);
+      }
+      size_ = message_.size();
+    }
+    return HeadSize(field_, size_) + size_;
+  }
+  void AddTo(Pieces* page) const {
+    page->Head(field_, size_);
+    if (payload_->kind == PayloadKind::kOpaque) {
+      page->Add(BlockOf(payload_->message));
+    } else {
+      page->Append(message_, Blocks(*payload_, with_center_).at);
+    }
+  }
+  static uint64_t HeadSize(int field, uint64_t size) { return TagSize(field) + CodedOutputStream::VarintSize64(size); }
+  static uint64_t TagSize(int field) { return CodedOutputStream::VarintSize32(static_cast<uint32_t>(field) << 3); }
+
+ private:
+  SharedBytes* last_center_;
+  int dense_field_, encoded_field_, field_ = 0;
+  const Payload* payload_ = nullptr;
+  bool with_center_ = false;
+  Pieces message_;
+  uint64_t size_ = 0;
+};
+
+class PageWriter {
+ public:
+  explicit PageWriter(SharedBytes centers[2])
+      : key_(&centers[0], B::kKeyFieldNumber, B::kEncodedKeyFieldNumber), value_(&centers[1], B::kValueFieldNumber, B::kEncodedValueFieldNumber) {}
+  // The size of the page's field; adds it to `all`, where that is not null.
+  uint64_t Write(const Page& page, Pieces* all) {
+    uint64_t content = key_.Next(*page.key) + value_.Next(*page.value) + (page.extras ? page.extras->size() : 0);
+    for (const auto& [field, number] : {std::pair(B::kStartFieldNumber, page.start), std::pair(B::kLengthFieldNumber, page.length)}) {
+      content += SideWriter::HeadSize(field, static_cast<uint64_t>(number));
+    }
+    constexpr int kField = pb::PagedCacheProto::kBlocksFieldNumber;
+    if (all != nullptr) {
+      all->Head(kField, content);
+      all->Int(B::kStartFieldNumber, page.start);
+      all->Int(B::kLengthFieldNumber, page.length);
+      key_.AddTo(all);
+      value_.AddTo(all);
+      if (page.extras) all->Text(*page.extras);
+    }
+    return SideWriter::HeadSize(kField, content) + content;
+  }
+
+ private:
   using B = pb::PagedCacheBlockProto;
-  Pieces block;
-  block.Int(B::kStartFieldNumber, page.start);
-  block.Int(B::kLengthFieldNumber, page.length);
-  AddSide(&block, B::kKeyFieldNumber, B::kEncodedKeyFieldNumber, *page.key, &states[0]);
-  AddSide(&block, B::kValueFieldNumber, B::kEncodedValueFieldNumber, *page.value, &states[1]);
-  if (page.extras) block.Text(*page.extras);
-  all->Message(pb::PagedCacheProto::kBlocksFieldNumber, block);
-}
+  SideWriter key_, value_;
+};
 
-Pieces Build(const PagedCache& cache, bool measure) {
+// What follows the pages.
+Pieces EndOf(const PagedCache& cache) {
   using P = pb::PagedCacheProto;
-  Pieces all;
-  SharedBytes centers[2];
-  SideState states[2] = {{&centers[0], measure}, {&centers[1], measure}};
-  for (const Page& page : cache.pages) AddPage(&all, page, states);
-  if (cache.name) all.String(P::kNameFieldNumber, *cache.name);
-  if (cache.doc_string) all.String(P::kDocStringFieldNumber, *cache.doc_string);
-  all.Text(cache.extras);
-  return all;
+  Pieces end;
+  if (cache.name) end.String(P::kNameFieldNumber, *cache.name);
+  if (cache.doc_string) end.String(P::kDocStringFieldNumber, *cache.doc_string);
+  end.Text(cache.extras);
+  return end;
 }
 
 }  // namespace
 
 Result<Bytes> SerializePage(const Page& page, SharedBytes centers[2]) {
   Pieces pieces;
-  SideState states[2] = {{&centers[0], false}, {&centers[1], false}};
-  AddPage(&pieces, page, states);
+  PageWriter(centers).Write(page, &pieces);
   KVP_ASSIGN(Bytes bytes, Bytes::AllocateRaw(pieces.size()));
   pieces.CopyTo(bytes.data());
   return bytes;
 }
 
-uint64_t SerializedSize(const PagedCache& cache) { return Build(cache, true).size(); }
+uint64_t SerializedSize(const PagedCache& cache) {
+  SharedBytes centers[2];
+  PageWriter writer(centers);
+  uint64_t size = EndOf(cache).size();
+  for (const Page& page : cache.pages) size += writer.Write(page, nullptr);
+  return size;
+}
 
 Status SerializePagedCache(const PagedCache& cache, std::span<uint8_t> out) {
-  const Pieces pieces = Build(cache, false);
+  SharedBytes centers[2];
+  PageWriter writer(centers);
+  Pieces pieces;
+  pieces.Reserve(cache.pages.size() * 256, cache.pages.size() * 14 + 1);
+  for (const Page& page : cache.pages) writer.Write(page, &pieces);
+  pieces.Append(EndOf(cache), nullptr);
   if (out.size() != pieces.size()) {
     return MakeError(Code::kBuffer, "out", "must hold exactly " + std::to_string(pieces.size()) + " bytes", std::to_string(out.size()))
         .Expected(std::to_string(pieces.size()));

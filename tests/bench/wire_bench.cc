@@ -4,12 +4,17 @@
 //   wire_bench [check]
 #include <algorithm>
 #include <chrono>
+#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
+
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 
 #include "wire/wire.h"
 
@@ -98,6 +103,11 @@ bool Row(const InstanceRef& instance, int64_t pages, const Shape& shape, const c
 
 int main(int argc, char** argv) {
   using namespace kvpages;
+#if defined(__GLIBC__)
+  // Memory that is freed stays with the process: page faults, which cost several copies, would hit some rows and not others.
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, INT_MAX);
+#endif
   auto instance = std::make_shared<Instance>();
   instance->backend = Must(ChooseBackend("auto"));
   const bool check = argc > 1 && std::string(argv[1]) == "check";

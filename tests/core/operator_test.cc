@@ -196,8 +196,8 @@ TEST_P(Operator, DecodedValuesMustStayInRange) {
   const Shape shape{1, 1, 1, 1};
   const uint8_t code = 0x7f;
   const float scale = 3e38f;
-  AffineParts parts{{&code, 1}, {&scale, 1}, {}};
-  auto payload = MakeAffine(instance_, shape, Type::int8, -1, 0, parts);
+  AffineParts parts{{&code, 1}, {reinterpret_cast<const uint8_t*>(&scale), 4}, {}, {}};
+  auto payload = MakeAffine(instance_, shape, Type::int8, -1, 0, std::move(parts));
   ASSERT_TRUE(payload.ok());
   PagedCache cache;
   cache.pages.push_back({0, 1, payload.value(), Dense(shape, {1}), nullptr});
@@ -238,7 +238,7 @@ TEST_P(Operator, AffineInputOfEveryAxisAndBlockDecodesByItsGrid) {
           zeros[i] = static_cast<uint8_t>(i * 37 % 256);
         }
         for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i * 91 + 13);
-        auto payload = MakeAffine(instance_, shape, type, axis, block, {codes, scales, zeros});
+        auto payload = MakeAffine(instance_, shape, type, axis, block, {codes, {reinterpret_cast<const uint8_t*>(scales.data()), scales.size() * 4}, zeros, {}});
         ASSERT_TRUE(payload.ok()) << payload.error().message;
         const auto restored = Restored(*payload.value());
         auto extend = [&](int v) { return info.is_signed && v >> (info.bits - 1) ? v - (1 << info.bits) : v; };

@@ -254,7 +254,7 @@ TEST_F(WireFiles, AffinePagesOfEveryTypeAxisAndBlock) {
           std::vector<uint8_t> zeros(with_zeros ? count : 0);
           for (size_t i = 0; i < count; ++i) scales[i] = 0.25f + static_cast<float>(i);
           for (size_t i = 0; i < zeros.size(); ++i) zeros[i] = static_cast<uint8_t>(i * 3 % (1u << info.bits));
-          auto made = MakeAffine(instance_, shape, info.type, axis, block, {codes, scales, zeros});
+          auto made = MakeAffine(instance_, shape, info.type, axis, block, {codes, {reinterpret_cast<const uint8_t*>(scales.data()), scales.size() * 4}, zeros, {}});
           ASSERT_TRUE(made.ok()) << made.error().message;
           ExpectRoundTrip(One(made.value(), made.value(), 4));
         }

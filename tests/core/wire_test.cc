@@ -367,7 +367,7 @@ TEST_F(WireTest, EveryAffineLayoutComesBack) {
           for (size_t i = 0; i < count; ++i) scales[i] = 0.01f * static_cast<float>(i + 1);
           for (size_t i = 0; i < zeros.size(); ++i) zeros[i] = static_cast<uint8_t>(i * 37 + 1);
           for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i * 91 + 13);
-          auto payload = MakeAffine(instance_, shape, type, axis, block, {codes, scales, zeros});
+          auto payload = MakeAffine(instance_, shape, type, axis, block, {codes, {reinterpret_cast<const uint8_t*>(scales.data()), scales.size() * 4}, zeros, {}});
           ASSERT_TRUE(payload.ok());
           const PagedCache cache = CacheOf({{payload.value(), Dense(shape)}});
           const Raw raw = Written(cache);

@@ -180,6 +180,17 @@ describe('quantizePagedCache', () => {
     expect(kv.createPagedCache([cache.page(0)]).tokens).toBe(2);
   });
 
+  it('has a name and a text that its file and the caches made of it keep', () => {
+    const page = seedCache().page(0);
+    const cache = kv.createPagedCache([page], { name: 'Ebene 3 \u{1F511}', docString: '' });
+    expect([cache.name, cache.docString]).toEqual(['Ebene 3 \u{1F511}', '']);
+    for (const other of [kv.parse(cache.serialize()), cache.quantize([0], int4AndUint4), cache.clone()])
+      expect([other.name, other.docString]).toEqual([cache.name, cache.docString]);
+    expect(kv.createPagedCache([page], { name: undefined }).name).toBeUndefined();
+    expect(() => kv.createPagedCache([page], { name: 3 as never })).toThrow(TypeError);
+    expect(() => kv.createPagedCache([page], { title: 'x' } as never)).toThrow(TypeError);
+  });
+
   it('accepts an empty cache and an empty selection', () => {
     const empty = kv.createPagedCache();
     expect(empty.serialize()).toEqual(new Uint8Array(0));
