@@ -37,7 +37,15 @@ export type {
   SideSpec,
 } from './model-cache.js';
 export { PagedCache } from './paged-cache.js';
-export type { AsyncOptions, Destination, Page, PagedCacheOptions, PageInfo, PageSource } from './paged-cache.js';
+export type {
+  AsyncOptions,
+  Destination,
+  Page,
+  PagedCacheOptions,
+  PageFigures,
+  PageInfo,
+  PageSource,
+} from './paged-cache.js';
 export { ClusterBank, SortedProfile } from './profile.js';
 export type {
   AnomalyReport,
@@ -57,7 +65,7 @@ export type {
   ValueTensor,
 } from './profile.js';
 export { QuantizedTensor } from './quantized-tensor.js';
-export type { DequantizeOptions, Figures, TensorInfo } from './quantized-tensor.js';
+export type { DequantizeOptions, Figures, QuantizeFigures, TensorInfo } from './quantized-tensor.js';
 export type { DenseTensor, DenseType, DenseTypeWord, TensorData, TensorLike } from './tensor.js';
 
 /**

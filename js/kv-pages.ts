@@ -211,7 +211,8 @@ export class KvPages extends ModelCacheMethods {
    * `kv.quantize(x, { spec: 'int4/tensor/given', scale: 0.25, zeroPoint: 0 })`; found scales:
    * `kv.quantize(x, 'int8/token/64')`.
    * @param tensor row-major `[batch, kv_heads, tokens, head_dim]`, fewer dims are padded with 1 in front; not
-   *   changed, not kept
+   *   changed, and copied: only `figures` of the result looks at it again
+   * @returns the encoded tensor; its `figures` say what was lost
    * @param spec a spec string, a preset's name, or an object with a spec and options
    * @throws KvPagesError `ERR_SPEC`, `ERR_SHAPE`, `ERR_NON_FINITE` (names the first index), `ERR_ARGUMENT`,
    *   `ERR_LIMIT`, `ERR_MEMORY`
@@ -235,7 +236,7 @@ export class KvPages extends ModelCacheMethods {
       Float32Array.from(numbers(options.scale, options.scales, 'scale', requireNumber)),
       Int32Array.from(numbers(options.zeroPoint, options.zeroPoints, 'zeroPoint', requireInteger)),
     );
-    return new QuantizedTensor(this.#session, handle);
+    return new QuantizedTensor(this.#session, handle, { raw, valid: options.valid });
   }
 
   /**

@@ -6,7 +6,7 @@ import { Owned } from './owned.js';
 import type { Session } from './owned.js';
 import { pause } from './pause.js';
 import { QuantizedTensor, readContiguous } from './quantized-tensor.js';
-import type { TensorInfo } from './quantized-tensor.js';
+import type { QuantizeFigures, TensorInfo } from './quantized-tensor.js';
 import {
   bytesOf,
   bytesPerElement,
@@ -70,6 +70,14 @@ export interface PagedCacheOptions {
   readonly docString?: string;
 }
 
+/** What `quantizePagedCache` lost in one page. */
+export interface PageFigures {
+  /** Index of the page. */
+  readonly page: number;
+  readonly key: QuantizeFigures;
+  readonly value: QuantizeFigures;
+}
+
 export interface AsyncOptions {
   /** Ends the work between two pages with `ERR_ABORTED`; nothing has changed then. */
   readonly signal?: AbortSignal;
@@ -84,9 +92,44 @@ export interface AsyncOptions {
 export class PagedCache extends Owned {
   #info: { name?: string; docString?: string; pages: readonly PageInfo[] } | undefined;
 
-  /** @internal */
-  constructor(session: Session, handle: number) {
+  #made: { readonly from: PagedCache; readonly indices: readonly number[] } | undefined;
+  #figures: readonly PageFigures[] = [];
+
+  /** @internal `made`: the cache whose pages were converted, and which. */
+  constructor(session: Session, handle: number, made?: { readonly from: PagedCache; readonly indices: readonly number[] }) {
     super(session, handle);
+    this.#made = made;
+  }
+
+  /**
+   * Of a cache that `quantizePagedCache` made: what was lost in each converted page, in the order of the page indices, measured over
+   * the valid tokens when this is first read. The cache before is referred to until then, or until `dispose`. Empty for other caches.
+   * @throws KvPagesError `ERR_DISPOSED` where the cache before was disposed of first, `ERR_UNSUPPORTED` where it holds an encoding
+   *   that this version cannot read, `ERR_NON_FINITE`
+   */
+  get figures(): readonly PageFigures[] {
+    if (this.#made === undefined) return this.#figures;
+    const { from, indices } = this.#made;
+    this.#figures = indices.map((page) => {
+      const before = from.page(page);
+      const after = this.page(page);
+      try {
+        return {
+          page,
+          key: after.key.figuresAgainst(before.key, before.length),
+          value: after.value.figuresAgainst(before.value, before.length),
+        };
+      } finally {
+        for (const tensor of [before.key, before.value, after.key, after.value]) tensor.dispose();
+      }
+    });
+    this.#made = undefined;
+    return this.#figures;
+  }
+
+  override dispose(): void {
+    this.#made = undefined;
+    super.dispose();
   }
 
   get #read(): { name?: string; docString?: string; pages: readonly PageInfo[] } {
@@ -168,7 +211,8 @@ export function quantizePagedCache(
   const handle = Owned.handleOf(cache, PagedCache, session, 'cache');
   const indices = int64Array(pageIndices, 'pageIndices');
   const { core } = session;
-  return new PagedCache(session, core.handle('kvp_paged_quantize', handle, indices, ...readDestinations(destinations)));
+  const made = { from: cache as PagedCache, indices: Array.from(indices, Number) };
+  return new PagedCache(session, core.handle('kvp_paged_quantize', handle, indices, ...readDestinations(destinations)), made);
 }
 
 type DestinationArguments = [
@@ -230,7 +274,7 @@ export async function quantizePagedCacheAsync(
     core.call('kvp_release', current);
     throw error;
   }
-  return new PagedCache(session, current);
+  return new PagedCache(session, current, { from: cache as PagedCache, indices: Array.from(indices, Number) });
 }
 
 function throwIfAborted(signal: AbortSignal | undefined, done: number): void {

@@ -62,6 +62,18 @@ export interface Figures {
   readonly elements: number;
 }
 
+/** What a quantize call lost, and what its result takes. */
+export interface QuantizeFigures extends Figures {
+  /** Mean absolute error of each valid token, over batch, heads and head_dim. */
+  readonly errorPerToken: Float64Array;
+  /** Largest gap between the distribution functions of the values before and after. */
+  readonly ksDistance: number;
+  /** Bits that are held per element, scales and zero points included. */
+  readonly bitsPerElement: number;
+  /** How many times smaller than 16-bit elements the result is. */
+  readonly memoryRatio: number;
+}
+
 export interface DequantizeOptions {
   /** Element type of the result, `f32` by default. */
   readonly type?: DenseTypeWord;
@@ -82,10 +94,71 @@ export interface DequantizeOptions {
  */
 export class QuantizedTensor extends Owned {
   #info: TensorInfo | undefined;
+  #source: { readonly tensor: TensorLike; readonly valid: number | undefined } | undefined;
+  #figures: QuantizeFigures | undefined;
+
+  /** @internal `source`: the tensor that this one was made from, with dims of any number. */
+  constructor(session: Session, handle: number, source?: { readonly raw: RawTensor; readonly valid: number | undefined }) {
+    super(session, handle);
+    if (source === undefined) return;
+    const { bytes, type, dims, strides } = source.raw;
+    const missing = Array<number>(Math.max(0, 4 - dims.length)).fill(1);
+    this.#source = {
+      tensor: {
+        type,
+        dims: [...missing, ...dims],
+        data: bytes,
+        ...(strides.length === 0 ? {} : { strides: [...missing.map(() => 0), ...strides] }),
+      },
+      valid: source.valid,
+    };
+  }
+
+  /**
+   * Of a tensor that `kv.quantize` made: what was lost, measured when this is first read, against the tensor that was passed then.
+   * Its data are referred to until this is read, or `dispose` called: read it before you write to them. `undefined` for tensors from
+   * elsewhere; `measure` compares those.
+   * @throws KvPagesError `ERR_NON_FINITE` where the tensor has NaN or infinities, `ERR_DISPOSED`
+   */
+  get figures(): QuantizeFigures | undefined {
+    if (this.#figures === undefined && this.#source !== undefined) {
+      this.#figures = this.figuresAgainst(this.#source.tensor, this.#source.valid);
+      this.#source = undefined;
+    }
+    return this.#figures;
+  }
 
   /** @internal */
-  constructor(session: Session, handle: number) {
-    super(session, handle);
+  figuresAgainst(source: TensorLike | QuantizedTensor, valid: number | undefined): QuantizeFigures {
+    const { core, instance } = this.session;
+    const before = readContiguous(source instanceof QuantizedTensor ? source.dequantize() : source, 'source');
+    const measured = this.measure({ type: before.type, dims: before.dims, data: before.bytes }, valid === undefined ? {} : { valid });
+    const [batch, heads, tokens, width] = this.dims;
+    const end = valid ?? tokens;
+    // Tokens outermost, as the core's measure per token wants them.
+    const dims = [end, batch, heads, width];
+    const turn = (data: ArrayBufferView, type: DenseType, rows: number) => {
+      const strides = [width, heads * rows * width, rows * width, 1];
+      return [readContiguous({ type, dims, data, strides }, 'source').bytes, type, int64Array(dims, 'dims')] as const;
+    };
+    const one = turn(before.bytes, before.type, tokens);
+    const restored = this.dequantize({ end });
+    const other = turn(restored.data, 'f32', end);
+    const errorPerToken = new Float64Array(end);
+    core.call('kvp_metrics_error_per_token', ...one, ...other, errorPerToken);
+    const elements = batch * heads * tokens * width;
+    return {
+      ...measured,
+      errorPerToken,
+      ksDistance: core.number('kvp_metrics_ks_distance', instance, ...one, ...other),
+      bitsPerElement: this.bitsPerElement ?? 0,
+      memoryRatio: (elements * 2) / this.byteLength,
+    };
+  }
+
+  override dispose(): void {
+    this.#source = undefined;
+    super.dispose();
   }
 
   /** Everything the core knows about this tensor. */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checked by the compiler alone: what callers may write, and what they may not.
 import { KvPagesError, load, PagedCache, QuantizedTensor } from '../../js/index.js';
-import type { DenseTensor, ErrorCode, Figures, KvPages, TensorLike } from '../../js/index.js';
+import type { DenseTensor, ErrorCode, Figures, KvPages, QuantizeFigures, TensorLike } from '../../js/index.js';
 
 type Equal<A, B> = (<T>() => T extends A ? 1 : 2) extends <T>() => T extends B ? 1 : 2 ? true : false;
 function same<A, B>(_: Equal<A, B>): void {}
@@ -40,6 +40,8 @@ export async function uses(signal: AbortSignal): Promise<void> {
   const again: TensorLike = dense;
   const figures: Figures = quantized.measure(again);
   void figures.sqnr;
+  const lost: QuantizeFigures | undefined = quantized.figures;
+  void lost?.errorPerToken[0];
   // @ts-expect-error: codes are no type to decode to
   kv.dequantize(quantized, { type: 'int8' });
 

@@ -60,6 +60,27 @@ describe('the seed example', () => {
     expect(hex(restored.serialize())).toBe(file);
   });
 
+  it('says what each converted page lost', async () => {
+    const source = seedCache();
+    const quantized = kv.quantizePagedCache(source, [1], int4AndUint4);
+    const measure = (side: 'key' | 'value') => quantized.page(1)[side].measure(source.page(1)[side], { valid: 1 });
+    expect(quantized.figures).toHaveLength(1);
+    const { page, key, value } = quantized.figures[0]!;
+    expect(page).toBe(1);
+    expect(key).toMatchObject(measure('key'));
+    expect(value).toMatchObject(measure('value'));
+    expect(key.rmse + value.rmse).toBeGreaterThan(0);
+    expect(key.errorPerToken).toHaveLength(1);
+    expect(key.bitsPerElement).toBe(quantized.page(1).key.bitsPerElement);
+    expect((await kv.quantizePagedCacheAsync(source, [1], int4AndUint4)).figures).toEqual(quantized.figures);
+    expect([source.figures, kv.parse(quantized.serialize()).figures]).toEqual([[], []]);
+    // Measured too late.
+    const late = kv.quantizePagedCache(source, [1], int4AndUint4);
+    source.dispose();
+    expect(errorOf(() => late.figures).code).toBe('ERR_DISPOSED');
+    expect(quantized.figures[0]!.page).toBe(1);
+  });
+
   it('restores to FLOAT16 and BFLOAT16 with zeros in unused rows', () => {
     const quantized = kv.quantizePagedCache(seedCache(), [1], int4AndUint4);
     const dense = quantized.quantize([1], { key: { type: 'f16' }, value: { type: 'bf16', scale: 1 } });

@@ -252,6 +252,43 @@ describe('quantize', () => {
     );
     expect(kv.measure(quantized, kv.quantize(tensor, 'f32'))).toEqual(figures);
   });
+
+  it('come with every quantize call, of strided, narrow and partly valid tensors too', () => {
+    const data = noise(1024);
+    // [tokens, heads, head_dim] in memory, half precision, 5 of 8 tokens valid.
+    const half = kv.quantize({ dims: [1024], data }, 'f16').data;
+    const tensor = { type: 'f16', dims: [2, 8, 64], data: half, strides: [64, 128, 1] } as const;
+    const quantized = kv.quantize(tensor, { spec: 'int4/token/16/mse/e4m3', valid: 5 });
+    const { errorPerToken, ksDistance, bitsPerElement, memoryRatio, ...figures } = quantized.figures!;
+    expect(figures).toEqual(quantized.measure({ ...tensor, dims: [1, 2, 8, 64], strides: [0, 64, 128, 1] }, { valid: 5 }));
+    expect(figures.elements).toBe(2 * 5 * 64);
+    expect([bitsPerElement, memoryRatio]).toEqual([quantized.bitsPerElement, (1024 * 2) / quantized.byteLength]);
+    const before = kv.quantize(tensor, 'f32').data as Float32Array;
+    const after = quantized.dequantize().data as Float32Array;
+    const pick = (from: Float32Array, token: number) =>
+      Float32Array.from([0, 1].flatMap((head) => [...from.subarray((head * 8 + token) * 64, (head * 8 + token + 1) * 64)]));
+    for (let token = 0; token < 5; ++token) {
+      const [one, other] = [pick(before, token), pick(after, token)];
+      const mean = one.reduce((sum, value, i) => sum + Math.abs(value - other[i]!), 0) / 128;
+      expect(errorPerToken[token]).toBeCloseTo(mean, 12);
+    }
+    expect(errorPerToken.length).toBe(5);
+    const valid = (from: Float32Array) => Float32Array.from([0, 1, 2, 3, 4].flatMap((token) => [...pick(from, token)]));
+    expect(ksDistance).toBe(kv.ksDistance(valid(before), valid(after)));
+    expect(ksDistance).toBeGreaterThan(0);
+    expect(quantized.figures).toBe(quantized.figures);
+    quantized.dispose();
+    // A bare array; nothing lost; tensors from elsewhere have nothing to be compared with.
+    expect(kv.quantize(data, { spec: 'f32' }).figures).toMatchObject({ rmse: 0, maxError: 0, sqnr: Infinity, ksDistance: 0, saturated: 0 });
+    const scales = [0.5];
+    expect(kv.fromCodes({ type: 'int8', dims: [1, 1, 1, 8], codes: new Uint8Array(8), scales }).figures).toBeUndefined();
+  });
+
+  it('are not there once the tensor is disposed of', () => {
+    const quantized = kv.quantize({ dims, data: x }, spec);
+    quantized.dispose();
+    expect(quantized.figures).toBeUndefined();
+  });
 });
 
 describe('dequantize', () => {
