@@ -8,11 +8,12 @@ import type { Command } from './cli/args.js';
 import { compare } from './cli/compare.js';
 import { inspect } from './cli/inspect.js';
 import { Failure, writeStdout } from './cli/io.js';
+import { plan } from './cli/plan.js';
 import { quantize } from './cli/quantize.js';
 import { KvPagesError } from './index.js';
 
 const { version } = JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8')) as { version: string };
-const commands: readonly Command[] = [inspect, quantize, compare, ab];
+const commands: readonly Command[] = [inspect, quantize, compare, ab, plan];
 
 async function main(args: readonly string[]): Promise<void> {
   const [word, ...rest] = args;

@@ -85,14 +85,14 @@ export const ab: Command = {
 
 const megabytes = (bytes: number): string => `${(bytes / 1e6).toFixed(bytes < 1e7 ? 2 : 0)} MB`;
 
-interface Named {
+export interface Named {
   readonly name: string;
   readonly text: Text;
 }
 
 const builtIn = (): Named[] => defaultPrompts.map((text, i) => ({ name: `prompt ${i + 1}`, text }));
 
-async function filesOf(args: Arguments, option: string): Promise<Named[]> {
+export async function filesOf(args: Arguments, option: string): Promise<Named[]> {
   const files = args.text(option)?.split(',') ?? [];
   const texts = await Promise.all(
     files.map(async (file) => {
@@ -122,17 +122,21 @@ function checkNames(args: Arguments, schemes: readonly Scheme[]): void {
 }
 
 async function sequencesOf(model: Model, prompts: readonly Named[], maxNew: number, texts: readonly Named[], textTokens: number | undefined): Promise<Sequence[]> {
-  const all = [...prompts, ...texts];
-  const tokenizer = all.every(({ text }) => isIds(text)) ? undefined : await model.tokenizer();
-  const ids = ({ text }: Named, goOn: boolean) => (isIds(text) ? text : tokenizer!.encode(text, goOn));
+  const ids = await idsOf(model, [...prompts, ...texts], prompts.length);
   return [
-    ...prompts.map((prompt) => ({ name: prompt.name, ids: ids(prompt, true), generate: maxNew })),
-    ...texts.map((text) => ({ name: text.name, ids: ids(text, false).slice(0, textTokens), generate: 0 })),
+    ...prompts.map(({ name }, i) => ({ name, ids: ids[i]!, generate: maxNew })),
+    ...texts.map(({ name }, i) => ({ name, ids: ids[prompts.length + i]!.slice(0, textTokens), generate: 0 })),
   ];
 }
 
+/** Token ids of texts; the tokenizer is only needed where one is not such a list. The model is to go on after the first `prompts` of them. */
+export async function idsOf(model: Model, texts: readonly Named[], prompts: number): Promise<Array<readonly number[]>> {
+  const tokenizer = texts.every(({ text }) => isIds(text)) ? undefined : await model.tokenizer();
+  return texts.map(({ text }, i) => (isIds(text) ? text : tokenizer!.encode(text, i < prompts)));
+}
+
 /** Errors of onnxruntime and of the JavaScript engine that are no bugs here. */
-async function running<T>(work: Promise<T>): Promise<T> {
+export async function running<T>(work: Promise<T>): Promise<T> {
   try {
     return await work;
   } catch (error) {

@@ -204,7 +204,7 @@ export async function runStudy(options: StudyOptions): Promise<StudyResult> {
 
   for (const [index, sequence] of sequences.entries()) {
     clock.begin(index);
-    const ids = sequence.generate > 0 ? await write(engine, sequence, stop, clock, signal) : [...sequence.ids];
+    const ids = sequence.generate > 0 ? await writeOn(engine, sequence, stop, () => clock.tick('writing', 1), signal) : [...sequence.ids];
     const start = sequence.generate > 0 ? sequence.ids.length : 0;
     checkLength(kv, engine, sums, sequence.name, ids.length, start);
     clock.compare(ids.length - start);
@@ -321,8 +321,11 @@ function checkLength(kv: KvPages, engine: Engine, sums: readonly Sums[], name: s
 
 const denseCache = { preset: 'f32', hot: 'f32', keepFirst: 0 } as const;
 
-/** The model's own continuation in full precision, token by token, after the prompt; without the token that ended it. */
-async function write(engine: Engine, sequence: Sequence, stop: readonly number[], clock: Clock, signal: AbortSignal | undefined): Promise<number[]> {
+/**
+ * A prompt and the model's own continuation in full precision, token by token; without the token that ended it.
+ * @param sequence `generate` says how many tokens at most
+ */
+export async function writeOn(engine: Engine, sequence: Sequence, stop: readonly number[] = [], onToken?: () => void, signal?: AbortSignal): Promise<number[]> {
   const ids = [...sequence.ids];
   const cache = engine.createCache(denseCache);
   try {
@@ -331,7 +334,7 @@ async function write(engine: Engine, sequence: Sequence, stop: readonly number[]
       const token = mostLikely(logits);
       if (stop.includes(token)) break;
       ids.push(token);
-      clock.tick('writing', 1);
+      onToken?.();
       if (made + 1 < sequence.generate) logits = await engine.forward(cache, [token], 'last', signal);
     }
     return ids;

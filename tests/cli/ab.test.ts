@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// kvpages ab as a user types it, on the model of tests/data/models/tiny. Prompts are token ids, so no tokenizer is needed but where it is what is tested.
+// kvpages ab and plan as a user types them, on the model of tests/data/models/tiny. Prompts are token ids, so no tokenizer is needed but where it is what is tested.
 import { spawnSync } from 'node:child_process';
 import { cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -123,5 +123,38 @@ describe('what cannot be run is named', () => {
     const { code, err } = kvpages(['ab', '--model', tiny, ...text], at('alone/dist/cli.js'));
     expect(err).toContain('npm install onnxruntime-node');
     expect(code).toBe(1);
+  });
+});
+
+describe('a plan', () => {
+  const args = ['plan', '--model', tiny, '--engine', 'thaw', '--text', 'plan-ids.json', '--specs', 'int3/token/16,int8/token/16', '--against', 'int3/token/16'];
+  beforeAll(() => writeFileSync(at('plan-ids.json'), JSON.stringify(ids(40))));
+
+  test('keeps its budget, spends it where it saves, and is a scheme of ab', { timeout: 120_000 }, () => {
+    const { code, out, err } = kvpages([...args, '--bits', '8', '--out', 'plan.json']);
+    expect({ code, measured: err.endsWith('measured\n') }).toEqual({ code: 0, measured: true });
+    const plan = JSON.parse(readFileSync(at('plan.json'), 'utf8')) as { format: string; bits: number; cache: { key: string[]; value: string[]; keepFirst: number } };
+    expect(plan).toMatchObject({ format: 'kvpages.plan.v1', model: 'tiny', cache: { keepFirst: 4 } });
+    const specs = [...plan.cache.key, ...plan.cache.value];
+    expect(specs).toHaveLength(12);
+    expect(new Set(specs)).toEqual(new Set(['int3/token/16', 'int8/token/16']));
+    // 3 or 8 bits and an f32 scale for 16 elements.
+    const bits = specs.reduce((sum, spec) => sum + (spec.startsWith('int3') ? 5 : 10) / 12, 0);
+    expect(plan.bits).toBeCloseTo(bits, 6);
+    expect(bits).toBeLessThanOrEqual(8);
+    expect(bits).toBeGreaterThan(8 - 5 / 12);
+    const kl = (name: string) => Number(new RegExp(`^${name} .* ([\\d.e-]+)$`, 'm').exec(out)![1]);
+    expect(kl('plan-8')).toBeLessThan(kl('int3/token/16') / 2);
+    const used = kvpages(['ab', '--model', tiny, '--engine', 'thaw', '--text', 'plan-ids.json', '--schemes', 'plan.json', '--json', '--quiet']);
+    const { schemes } = JSON.parse(used.out) as StudyResult;
+    expect(schemes[0]!.kl).toBeCloseTo(kl('plan-8'), 4);
+    expect(schemes[0]!.key).toHaveLength(6);
+  });
+
+  test('says what a budget must be', () => {
+    expect(kvpages([...args, '--bits', '4.5', '--quiet', '--out', 'none.json'])).toMatchObject({ code: 1, err: expect.stringContaining('bits: must be 5.00 or more') as string });
+    expect(existsSync(at('none.json'))).toBe(false);
+    expect(kvpages([...args, '--bits', 'many'])).toMatchObject({ code: 2 });
+    expect(kvpages(args)).toMatchObject({ code: 2, err: expect.stringContaining('--bits is missing') as string });
   });
 });
