@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/float.h"
 #include "core/status.h"
 
 namespace kvpages {
@@ -12,8 +13,8 @@ namespace kvpages {
 // Row-major [batch, kv_heads, tokens, head_dim]; `tokens` is a page's capacity or a tensor's length.
 struct Shape {
   int64_t batch = 0, heads = 0, tokens = 0, width = 0;
-  int64_t rows() const { return batch * heads * tokens; }
-  int64_t elements() const { return rows() * width; }
+  KVP_HD int64_t rows() const { return batch * heads * tokens; }
+  KVP_HD int64_t elements() const { return rows() * width; }
   int64_t operator[](int axis) const { return axis == 0 ? batch : axis == 1 ? heads : axis == 2 ? tokens : width; }
   bool operator==(const Shape&) const = default;
 };
@@ -31,7 +32,7 @@ struct Grid {
   int64_t div[4] = {1, 1, 1, 1};
   int64_t stride[4] = {0, 0, 0, 0};
   int64_t count = 1;  // number of scales
-  int64_t Index(int64_t b, int64_t h, int64_t t, int64_t d) const {
+  KVP_HD int64_t Index(int64_t b, int64_t h, int64_t t, int64_t d) const {
     return b / div[0] * stride[0] + h / div[1] * stride[1] + t / div[2] * stride[2] + d / div[3] * stride[3];
   }
 };

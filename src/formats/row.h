@@ -38,14 +38,16 @@ struct RowSource {
   float limit = 0;
 };
 
+// An element of the row before it is rotated; `x`: as it was widened.
+KVP_HD float PrepareElement(const RowSource& source, int64_t h, int64_t d, float x) {
+  if (source.clean) x = CleanElement(x, source.limit);
+  if (source.center != nullptr) x = x - FromBF16(source.center[h * source.width + d]);
+  return x;
+}
+
 KVP_HD void LoadRow(const RowSource& source, int64_t b, int64_t h, int64_t t, float* out) {
   const int64_t first = b * source.batch_stride + h * source.head_stride + t * source.token_stride;
-  for (int64_t d = 0; d < source.width; ++d) {
-    float x = WidenElement(source.type, source.data, first + d);
-    if (source.clean) x = CleanElement(x, source.limit);
-    if (source.center != nullptr) x = x - FromBF16(source.center[h * source.width + d]);
-    out[d] = x;
-  }
+  for (int64_t d = 0; d < source.width; ++d) out[d] = PrepareElement(source, h, d, WidenElement(source.type, source.data, first + d));
   if (source.hadamard > 0) RotateRow(out, source.width, source.hadamard);
 }
 

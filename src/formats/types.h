@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "core/float.h"
+
 namespace kvpages {
 
 enum class Family : uint8_t {
@@ -66,6 +68,25 @@ struct TypeInfo {
 };
 
 const TypeInfo& Info(Type type);
+// Two of its fields, also on a device.
+KVP_HD constexpr int CodeBits(Type type) {
+  switch (type) {
+#define KVP_X(name, family, bits, ...) \
+  case Type::name: return bits;
+    KVP_TYPES(KVP_X)
+#undef KVP_X
+  }
+  return 0;
+}
+KVP_HD constexpr int SchemeBlock(Type type) {
+  switch (type) {
+#define KVP_X(name, family, bits, is_signed, onnx, block) \
+  case Type::name: return block;
+    KVP_TYPES(KVP_X)
+#undef KVP_X
+  }
+  return 0;
+}
 int TypeCount();
 const TypeInfo& TypeAt(int index);
 const TypeInfo* FindType(std::string_view name);       // spec word, or onnxruntime's alias of a dense type

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "formats/calibrate.h"
 #include "formats/codec.h"
 #include "formats/row.h"
 #include "formats/schemes.h"
@@ -17,25 +18,17 @@ namespace {
 struct Group {
   const float* x = nullptr;
   int64_t count = 0, stride = 1;
-  float lo = INFINITY, hi = -INFINITY;  // NaN takes no part
+  Range range;
 
-  void Add(float value) {
-    if (value < lo) lo = value;
-    if (value > hi) hi = value;
-  }
   float at(int64_t i) const { return x[i * stride]; }
-  float Lo() const { return lo > hi ? 0.0f : lo; }
-  float Hi() const { return lo > hi ? 0.0f : hi; }
-  float Amax() const { return std::max(std::fabs(Lo()), std::fabs(Hi())); }
   float Rms() const {
-    if (count == 0) return 0.0f;
-    return std::sqrt(TreeSum(count, [&](int64_t i) { return at(i) * at(i); }) / static_cast<float>(count));
+    return RmsOf(TreeSum(count, [&](int64_t i) { return at(i) * at(i); }), count);
   }
 };
 
 Group GroupOf(const float* x, int64_t count, int64_t stride) {
-  Group group{x, count, stride};
-  for (int64_t i = 0; i < count; ++i) group.Add(group.at(i));
+  Group group{x, count, stride, {}};
+  for (int64_t i = 0; i < count; ++i) group.range.Add(group.at(i));
   return group;
 }
 
@@ -69,7 +62,7 @@ class Quantizer {
     const TypeInfo& info = Info(job_.spec.type);
     const int64_t width = job_.shape.width;
     *job_.global = 1.0f;
-    if (info.block == kNvfp4Block) *job_.global = Nvfp4Global(job_.options, WholeGroup(0, job_.shape.heads).Amax());
+    if (info.block == kNvfp4Block) *job_.global = Nvfp4Global(job_.options, WholeGroup(0, job_.shape.heads).range.Amax());
     float* row = job_.scratch;
     int64_t index = 0;
     ForRows([&](int64_t b, int64_t h, int64_t t) {
@@ -151,7 +144,7 @@ class Quantizer {
       for (int64_t h = first; h < last; ++h) {
         for (int64_t t = 0; t < job_.valid; ++t) {
           Load(b, h, t, row);
-          for (int64_t d = 0; d < job_.shape.width; ++d) group.Add(row[d]);
+          for (int64_t d = 0; d < job_.shape.width; ++d) group.range.Add(row[d]);
           group.count += job_.shape.width;
           if (keep) row += job_.shape.width;
         }
@@ -161,84 +154,27 @@ class Quantizer {
     return group;
   }
 
-  // The largest scale a group may get, before it is stored.
-  float TopScale(const Group& group) const {
-    const float lo = group.Lo(), hi = group.Hi();
-    if (codec_.family == Family::kLevels) return group.Rms() * RmsRatio(kRmsRatioCount - 1);
-    if (codec_.family == Family::kFloatCode || codec_.is_signed) return group.Amax() / codec_.top;
-    if (job_.spec.calibration == Calibration::kMinmax || codec_.zero_offset == 0) {
-      return (std::max(hi, 0.0f) - std::min(lo, 0.0f)) / codec_.top;
-    }
-    // The zero point must be able to reach the range.
-    return std::max((hi - lo) / codec_.top, std::max({lo, -hi, 0.0f}) / static_cast<float>(codec_.zero_offset));
-  }
-
-  int32_t ZeroPoint(float low, float scale) const {
-    return EncodeInteger(-low, scale, 0, -codec_.zero_offset, static_cast<int32_t>(codec_.top) + codec_.zero_offset);
-  }
-
-  struct Candidate {
-    uint32_t bits;
-    Scale scale;
-  };
-  Candidate Store(float scale) const {
-    const StoredScale stored = StoreScale(job_.spec.scale_type, scale, *job_.global);
-    const bool zero = codec_.e8m0_zero && job_.spec.scale_type == ScaleType::kE8M0 && stored.bits == 0;
-    return {stored.bits, {zero ? 0.0f : stored.value}};
-  }
-
-  // Candidate i of the search (the only one without a search).
-  Candidate CandidateAt(const Group& group, int i) const {
-    const bool search = job_.spec.calibration == Calibration::kMse;
-    if (codec_.family == Family::kLevels) return Store(group.Rms() * RmsRatio(i));
-    if (codec_.family == Family::kFloatCode || codec_.is_signed) {
-      return Store((search ? Ratio(i) * group.Amax() : group.Amax()) / codec_.top);
-    }
-    if (!search) {
-      Candidate candidate = Store(TopScale(group));
-      candidate.scale.zero = ZeroPoint(std::min(group.Lo(), 0.0f), candidate.scale.value);
-      return candidate;
-    }
-    const bool with_zero = codec_.zero_offset == 0;
-    const float lo = with_zero ? std::min(group.Lo(), 0.0f) : group.Lo(), hi = with_zero ? std::max(group.Hi(), 0.0f) : group.Hi();
-    Candidate candidate = Store(Ratio(i) * TopScale(group));
-    const float low = (lo + hi) * 0.5f - (Ratio(i) * (hi - lo)) * 0.5f;
-    candidate.scale.zero = ZeroPoint(low, candidate.scale.value);
-    return candidate;
+  Calibrator CalibratorOf(const Group& group) const {
+    return {codec_, job_.spec.calibration, *job_.global, group.range, codec_.family == Family::kLevels ? group.Rms() : 0.0f};
   }
 
   Candidate Best(const Group& group) const {
-    if (job_.spec.calibration != Calibration::kMse) return CandidateAt(group, 0);
-    Candidate best{};
-    float best_error = NAN;
-    const int count = codec_.family == Family::kLevels ? kRmsRatioCount : kRatioCount;
-    for (int i = 0; i < count; ++i) {
-      const Candidate candidate = CandidateAt(group, i);
-      const float error = TreeSum(group.count, [&](int64_t k) {
-        const float x = group.at(k), e = x - Decode(codec_, Encode(codec_, x, candidate.scale), candidate.scale);
-        return e * e;
-      });
-      if (i > 0 && !Better(error, best_error)) continue;
-      best = candidate;
-      best_error = error;
-    }
-    return best;
+    return CalibratorOf(group).Best([&](const Scale& scale) {
+      return TreeSum(group.count, [&](int64_t k) { return SquaredError(codec_, group.at(k), scale); });
+    });
   }
 
   void StoreKivi(int64_t index, const Group& group) const {
-    const ScaleType type = job_.spec.scale_type;
-    const float lo = RoundTo(type, group.Lo()), hi = RoundTo(type, group.Hi());
-    const float scale = RoundTo(type, RoundTo(type, hi - lo) / codec_.top);
-    PutScale(type, job_.scales, index, StoreScale(type, scale, 1.0f).bits);
-    const uint32_t sign = lo < 0 ? 0x80u << 8 * (ScaleSize(type) - 1) : 0u;
-    PutScale(type, job_.zeros, index, StoreScale(type, std::fabs(lo), 1.0f).bits | sign);
+    const Calibrator::Kivi kivi = CalibratorOf(group).KiviScale();
+    PutScale(codec_.scale_type, job_.scales, index, kivi.scale_bits);
+    PutScale(codec_.scale_type, job_.zeros, index, kivi.minimum_bits);
   }
 
   void Calibrate() const {
     *job_.global = 1.0f;
     if (job_.spec.scale_type == ScaleType::kE4M3) {
       float largest = 0;
-      ForGroups([&](int64_t, const Group& group) { largest = std::max(largest, TopScale(group)); });
+      ForGroups([&](int64_t, const Group& group) { largest = std::max(largest, CalibratorOf(group).TopScale()); });
       *job_.global = E4M3Global(largest);
     }
     ForGroups([&](int64_t index, const Group& group) {

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/cuda/codec.h"
+
+#include <algorithm>
+
+#include "formats/search.h"
+
+namespace kvpages::cuda {
+namespace {
+
+constexpr uint32_t kThreads = 256;
+constexpr size_t kMostItems = 32768;  // a grid's second dimension ends at 65535
+constexpr uint32_t kRangeBlocks = 256;
+constexpr int64_t kMostPartials = 16384;
+
+uint32_t BlocksFor(int64_t threads) { return static_cast<uint32_t>(CeilDiv(threads, kThreads)); }
+
+int64_t Padded(int64_t count) {
+  int64_t padded = 1;
+  while (padded < count) padded *= 2;
+  return padded;
+}
+
+template <typename... A>
+Status Launch(Device& device, const char* kernel, Extent grid, uint32_t shared_bytes, A... arguments) {
+  void* addresses[] = {static_cast<void*>(&arguments)...};
+  return device.Launch(kernel, grid, {kThreads, 1, 1}, shared_bytes, addresses);
+}
+
+}  // namespace
+
+Result<DevicePointer> Workspace::Take(uint64_t bytes) {
+  if (block_.bytes() < bytes) {
+    block_ = DeviceBlock();
+    KVP_ASSIGN(block_, DeviceBlock::Allocate(device_, bytes));
+  }
+  return block_.at();
+}
+
+Status DeviceCodec::Encode(const Spec& spec, const SpecOptions& options, const Shape& shape, Type source_type, int64_t hadamard,
+                     std::span<const EncodeItem> items) {
+  if (shape.elements() == 0) return Ok();
+  CodecPlan plan;
+  plan.spec = spec;
+  plan.options = options;
+  plan.shape = shape;
+  plan.grid = ScaleGrid(spec, shape);
+  plan.codec = MakeCodec(spec, options);
+  plan.source_type = source_type;
+  plan.hadamard = hadamard;
+  plan.clean = options.non_finite == NonFinite::kSaturate;
+  const ArraySizes sizes = SizesOf(spec, shape);
+  plan.has_zeros = sizes.zeros > 0;
+  plan.code_bytes = sizes.codes;
+  const TypeInfo& info = Info(spec.type);
+  if (info.family == Family::kScheme) {
+    plan.groups = info.block == 16 ? 1 : 0;
+  } else if (info.family != Family::kDense) {
+    plan.groups = spec.axis == Axis::kTensor ? 1 : spec.axis == Axis::kHead ? shape.heads : 0;
+  }
+  if (plan.groups > 0 && spec.calibration == Calibration::kMse) {
+    plan.partials = std::clamp<int64_t>(Padded(shape.elements() / plan.groups) / 16, kThreads, kMostPartials);
+  }
+  for (size_t first = 0; first < items.size(); first += kMostItems) {
+    KVP_TRY(EncodeSome(plan, items.subspan(first, std::min(kMostItems, items.size() - first))));
+  }
+  return Ok();
+}
+
+Status DeviceCodec::EncodeSome(CodecPlan plan, std::span<const EncodeItem> items) {
+  Device& device = workspace_.device();
+  const Spec& spec = plan.spec;
+  const int64_t elements = plan.shape.elements(), groups = plan.groups;
+  const auto count = static_cast<uint32_t>(items.size());
+  const Family family = Info(spec.type).family;
+  const bool search = spec.calibration == Calibration::kMse, levels = family == Family::kLevels;
+  const int64_t candidates = levels ? kRmsRatioCount : kRatioCount;
+
+  const auto round = [](uint64_t bytes) { return (bytes + 255) / 256 * 256; };
+  const uint64_t item_bytes = round(items.size_bytes());
+  const uint64_t slot_bytes = round(static_cast<uint64_t>(kSlotGroups + groups * kSlotsPerGroup) * 4);
+  const uint64_t row_bytes = plan.hadamard > 0 ? round(static_cast<uint64_t>(elements) * 4) : 0;
+  const uint64_t partial_bytes = round(static_cast<uint64_t>(groups * candidates * plan.partials) * 4);
+  KVP_ASSIGN(const DevicePointer work, workspace_.Take(item_bytes + (slot_bytes + row_bytes + partial_bytes) * count));
+  const DevicePointer slots = work + item_bytes, rows = slots + slot_bytes * count, partials = rows + row_bytes * count;
+  items_.assign(items.begin(), items.end());
+  for (size_t i = 0; i < items_.size(); ++i) {
+    items_[i].slots = slots + i * slot_bytes;
+    items_[i].rows = rows + i * row_bytes;
+    items_[i].partials = partials + i * partial_bytes;
+  }
+  KVP_TRY(device.Upload(work, items_.data(), items.size_bytes()));
+
+  const auto launch = [&](const char* kernel, int64_t threads) {
+    return Launch(device, kernel, {BlocksFor(threads), count, 1}, 0, plan, work);
+  };
+  if (family == Family::kDense) return launch("KvpNarrow", elements);
+  KVP_TRY(device.Clear(slots, slot_bytes * count));
+  const bool given = family != Family::kScheme && spec.calibration == Calibration::kGiven;
+  const uint32_t spread = static_cast<uint32_t>(std::clamp<int64_t>(elements / (kThreads * 8), 1, kRangeBlocks));
+  if (plan.clean && !given) KVP_TRY(Launch(device, "KvpLimit", {spread, count, 1}, 0, plan, work));
+  if (plan.hadamard > 0) {
+    KVP_TRY(Launch(device, "KvpRotate", {static_cast<uint32_t>(plan.shape.rows()), count, 1}, 0, plan, work));
+  }
+  const auto ranges = [&] {
+    const int64_t blocks = CeilDiv(spread, groups);
+    return Launch(device, "KvpRange", {static_cast<uint32_t>(groups * blocks), count, 1}, 0, plan, work, blocks);
+  };
+  if (family == Family::kScheme) {
+    if (groups > 0 && plan.options.global != GlobalScale::kGiven) KVP_TRY(ranges());
+    return launch("KvpScheme", elements / Info(spec.type).block);
+  }
+  if (!given) {
+    // A grid's third dimension ends at 65535; more heads than that divided by 32 are nobody's.
+    const auto sums = [&](int64_t of, bool squares) {
+      const Extent grid{static_cast<uint32_t>(plan.partials / kThreads), count, static_cast<uint32_t>(groups * of)};
+      return Launch(device, "KvpPartials", grid, 0, plan, work, of, squares);
+    };
+    const Extent whole{static_cast<uint32_t>(groups), count, 1};
+    if (groups > 0 && !levels) KVP_TRY(ranges());
+    if (groups > 0 && levels) {
+      KVP_TRY(sums(1, true));
+      KVP_TRY(Launch(device, "KvpRms", whole, kThreads * 4, plan, work));
+    }
+    if (spec.scale_type == ScaleType::kE4M3) KVP_TRY(launch("KvpTop", plan.grid.count));
+    if (groups > 0 && search) {
+      KVP_TRY(sums(candidates, false));
+      KVP_TRY(Launch(device, "KvpChoose", whole, kThreads * 4, plan, work));
+    } else {
+      KVP_TRY(launch("KvpCalibrate", plan.grid.count));
+    }
+  }
+  return launch("KvpCodes", CeilDiv(elements, 8));
+}
+
+Status DeviceCodec::Decode(const Spec& spec, const Shape& shape, const Grid& grid, int64_t hadamard, std::span<const DecodeItem> items) {
+  if (shape.elements() == 0) return Ok();
+  CodecPlan plan;
+  plan.spec = spec;
+  plan.shape = shape;
+  plan.grid = grid;
+  plan.codec = MakeCodec(spec);
+  plan.hadamard = hadamard;
+  for (size_t first = 0; first < items.size(); first += kMostItems) {
+    KVP_TRY(DecodeSome(plan, items.subspan(first, std::min(kMostItems, items.size() - first))));
+  }
+  return Ok();
+}
+
+Status DeviceCodec::DecodeSome(const CodecPlan& plan, std::span<const DecodeItem> items) {
+  Device& device = workspace_.device();
+  int64_t rows = 0;  // of the longest item
+  for (const DecodeItem& item : items) rows = std::max(rows, (item.end - item.begin) * plan.shape.batch * plan.shape.heads);
+  if (rows == 0) return Ok();
+  const auto count = static_cast<uint32_t>(items.size());
+  KVP_ASSIGN(const DevicePointer work, workspace_.Take(items.size_bytes()));
+  KVP_TRY(device.Upload(work, items.data(), items.size_bytes()));
+  KVP_TRY(Launch(device, "KvpDecode", {BlocksFor(rows * plan.shape.width), count, 1}, 0, plan, work));
+  if (plan.hadamard == 0) return Ok();
+  return Launch(device, "KvpRotateBack", {static_cast<uint32_t>(rows), count, 1}, 0, plan, work);
+}
+
+}  // namespace kvpages::cuda
