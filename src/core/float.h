@@ -7,7 +7,7 @@
 #include <cstring>
 
 #if defined(__CUDACC__)
-#define KVP_HD __host__ __device__ inline
+#define KVP_HD __host__ __device__ __forceinline__
 #else
 #define KVP_HD inline
 #endif

@@ -44,10 +44,12 @@ KVP_HD uint8_t EncodeNvfp4(const float* x, float g, bool four_over_six, uint8_t*
   if (four_over_six) {
     const Nvfp4Scale four = MakeNvfp4Scale(amax, 4.0f, g);
     const auto error = [&](const Nvfp4Scale& s) {
-      return TreeSum(kNvfp4Block, [&](int64_t i) {
+      float errors[kNvfp4Block];
+      for (int i = 0; i < kNvfp4Block; ++i) {
         const float e = x[i] - DecodeNvfp4(ToE2M1(x[i] * s.inverse), s.bits, g);
-        return e * e;
-      });
+        errors[i] = e * e;
+      }
+      return TreeSumOf(errors);
     };
     if (error(four) < error(scale)) scale = four;
   }

@@ -19,12 +19,25 @@ KVP_HD float Ratio(int i) {
   return FloatOf(kBits[i]);
 }
 
-// Element r of the array after it was halved down to length m: the halving tree without the array.
+// The halving tree over element(first), element(first + step) .. of an array of `padded` elements (both powers of two),
+// those from `count` on zeros. Read in the order in which the partial sums that wait need no more room than the tree is deep.
 template <typename F>
-KVP_HD float TreeElement(const F& element, int64_t count, int64_t padded, int64_t r, int64_t m) {
-  if (r >= count) return 0.0f;  // all below it is padding
-  if (m == padded) return element(r);
-  return TreeElement(element, count, padded, r, 2 * m) + TreeElement(element, count, padded, r + m, 2 * m);
+KVP_HD float TreePart(int64_t count, int64_t padded, int64_t first, int64_t step, const F& element) {
+  float waiting[48];
+  int depth = 0;
+  int64_t i = first;  // counts with its bits reversed
+  for (int64_t k = 0; k < padded / step; ++k) {
+    float sum = i < count ? element(i) : 0.0f;
+    for (int64_t carry = k; (carry & 1) != 0; carry /= 2) sum = waiting[--depth] + sum;
+    waiting[depth++] = sum;
+    int64_t bit = padded / 2;
+    while (bit >= step && (i & bit) != 0) {
+      i -= bit;
+      bit /= 2;
+    }
+    i += bit;
+  }
+  return waiting[0];
 }
 // Sum of element(0) .. element(count - 1): padded with zeros to a power of two n, element i + n/2 is added to
 // element i, n is halved, until one is left.
@@ -32,7 +45,15 @@ template <typename F>
 KVP_HD float TreeSum(int64_t count, const F& element) {
   int64_t padded = 1;
   while (padded < count) padded *= 2;
-  return count == 0 ? 0.0f : TreeElement(element, count, padded, int64_t{0}, int64_t{1});
+  return count == 0 ? 0.0f : TreePart(count, padded, int64_t{0}, int64_t{1}, element);
+}
+// The same over an array, which it overwrites. n: a power of two.
+template <int n>
+KVP_HD float TreeSumOf(float (&values)[n]) {
+  for (int half = n / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) values[i] = values[i] + values[i + half];
+  }
+  return values[0];
 }
 
 // A later candidate wins only if it is strictly better; a NaN never stays.

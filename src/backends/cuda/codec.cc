@@ -133,14 +133,19 @@ Status DeviceCodec::EncodeSome(CodecPlan plan, std::span<const EncodeItem> items
   return launch("KvpCodes", CeilDiv(elements, 8));
 }
 
-Status DeviceCodec::Decode(const Spec& spec, const Shape& shape, const Grid& grid, int64_t hadamard, std::span<const DecodeItem> items) {
-  if (shape.elements() == 0) return Ok();
+CodecPlan DecodePlan(const Spec& spec, const Shape& shape, const Grid& grid, int64_t hadamard) {
   CodecPlan plan;
   plan.spec = spec;
   plan.shape = shape;
   plan.grid = grid;
   plan.codec = MakeCodec(spec);
   plan.hadamard = hadamard;
+  return plan;
+}
+
+Status DeviceCodec::Decode(const Spec& spec, const Shape& shape, const Grid& grid, int64_t hadamard, std::span<const DecodeItem> items) {
+  if (shape.elements() == 0) return Ok();
+  const CodecPlan plan = DecodePlan(spec, shape, grid, hadamard);
   for (size_t first = 0; first < items.size(); first += kMostItems) {
     KVP_TRY(DecodeSome(plan, items.subspan(first, std::min(kMostItems, items.size() - first))));
   }

@@ -26,6 +26,9 @@ class Workspace {
   DeviceBlock block_;
 };
 
+// What decodes payloads of a spec and shape, as DeviceCodec::Decode does.
+CodecPlan DecodePlan(const Spec& spec, const Shape& shape, const Grid& grid, int64_t hadamard);
+
 class DeviceCodec {
  public:
   explicit DeviceCodec(const std::shared_ptr<Device>& device) : workspace_(device) {}

@@ -123,32 +123,11 @@ KVP_DEVICE GroupView GroupAt(const CodecPlan& plan, const EncodeItem& item, int6
   return view;
 }
 
-// The halving tree of formats/search.h over elements first, first + step .. of `padded` (both powers of two), read in
-// the order in which a stack of partial sums needs no more room than the tree is deep.
-template <typename F>
-KVP_DEVICE float TreePart(int64_t count, int64_t padded, int64_t first, int64_t step, const F& element) {
-  float stack[33];
-  int depth = 0, bits = 0;
-  const int64_t leaves = padded / step;
-  while (int64_t{1} << bits < leaves) ++bits;
-  for (int64_t k = 0; k < leaves; ++k) {
-    const int64_t i = first + step * (bits == 0 ? 0 : __brev(static_cast<uint32_t>(k)) >> (32 - bits));
-    float sum = i < count ? element(i) : 0.0f;
-    for (int64_t carry = k; (carry & 1) != 0; carry /= 2) sum = stack[--depth] + sum;
-    stack[depth++] = sum;
-  }
-  return stack[0];
-}
 KVP_DEVICE int64_t PaddedCount(int64_t count) {
   int64_t padded = 1;
   while (padded < count) padded *= 2;
   return padded;
 }
-template <typename F>
-KVP_DEVICE float TreeOf(int64_t count, const F& element) {
-  return count == 0 ? 0.0f : TreePart(count, PaddedCount(count), 0, 1, element);
-}
-
 KVP_DEVICE float GlobalOf(const CodecPlan& plan, const EncodeItem& item) {
   return plan.spec.scale_type == ScaleType::kE4M3 ? E4M3Global(FloatOf(At<const uint32_t>(item.slots)[kSlotTop])) : 1.0f;
 }
@@ -172,7 +151,7 @@ KVP_DEVICE Calibrator CalibratorOf(const CodecPlan& plan, const EncodeItem& item
     calibrator.range = RangeFromSlots(item, index);
     calibrator.rms = FloatOf(At<const uint32_t>(item.slots)[kSlotGroups + index * kSlotsPerGroup + kSlotRms]);
   } else if (levels) {
-    calibrator.rms = RmsOf(TreeOf(group.count, [&](int64_t i) { return group.at(i) * group.at(i); }), group.count);
+    calibrator.rms = RmsOf(TreeSum(group.count, [&](int64_t i) { return group.at(i) * group.at(i); }), group.count);
   } else {
     for (int64_t i = 0; i < group.count; ++i) calibrator.range.Add(group.at(i));
   }
@@ -307,7 +286,7 @@ KVP_KERNEL(KvpCalibrate, kThreads)(CodecPlan plan, const EncodeItem* items) {
     return;
   }
   StoreGroup(plan, item, group, calibrator.Best([&](const Scale& scale) {
-    return TreeOf(view.count, [&](int64_t i) { return SquaredError(plan.codec, view.at(i), scale); });
+    return TreeSum(view.count, [&](int64_t i) { return SquaredError(plan.codec, view.at(i), scale); });
   }));
 }
 
@@ -398,6 +377,26 @@ KVP_DEVICE float DecodedElement(const CodecPlan& plan, const DecodeItem& item, f
   const Scale scale = LoadScaleAt(plan.codec, At<const uint8_t>(item.scales), At<const uint8_t>(item.zeros), global,
                                   plan.grid.Index(at.b, at.h, at.t, at.d));
   return Decode(plan.codec, GetCode(codes, plan.codec.bits, flat), scale);
+}
+
+// Elements at.d .. at.d + count - 1 of a row, at most eight; at.d is a multiple of 8.
+KVP_DEVICE void DecodeEight(const CodecPlan& plan, const DecodeItem& item, float global, Place at, int count, float* values) {
+  const Grid& grid = plan.grid;
+  const Codec& codec = plan.codec;
+  const int bits = codec.bits;
+  const int64_t flat = ((at.b * plan.shape.heads + at.h) * plan.shape.tokens + at.t) * plan.shape.width + at.d;
+  const bool one_scale = grid.stride[3] == 0 || grid.div[3] % 8 == 0;
+  if (codec.family == Family::kDense || codec.family == Family::kScheme || count < 8 || !one_scale || flat % 8 != 0) {
+    for (int i = 0; i < count; ++i, ++at.d) values[i] = DecodedElement(plan, item, global, at);
+    return;
+  }
+  const uint8_t* codes = At<const uint8_t>(item.codes) + flat / 8 * bits;
+  uint64_t word = 0;
+  for (int i = 0; i < bits; ++i) word |= static_cast<uint64_t>(codes[i]) << (8 * i);
+  const Scale scale = LoadScaleAt(codec, At<const uint8_t>(item.scales), At<const uint8_t>(item.zeros), global,
+                                  grid.Index(at.b, at.h, at.t, at.d));
+  KVP_UNROLL
+  for (int i = 0; i < 8; ++i) values[i] = Decode(codec, static_cast<uint32_t>(word >> (i * bits)) & ((1u << bits) - 1), scale);
 }
 
 // An element a thread, rotated values as they are coded.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every kernel, compiled as one. -fmad=false -ftz=false -prec-div=true -prec-sqrt=true: the codec's bytes depend on it.
+#include "backends/cuda/kernels/attend.cuh"
 #include "backends/cuda/kernels/generic.cuh"
 
 // Names for a launch.
@@ -16,4 +17,7 @@
   X(KvpScheme)              \
   X(KvpNarrow)              \
   X(KvpDecode)              \
-  X(KvpRotateBack)
+  X(KvpRotateBack)          \
+  X(KvpAttendQueries)       \
+  X(KvpAttendPart)          \
+  X(KvpAttendMerge)
