@@ -186,18 +186,14 @@ void Check(const std::shared_ptr<ShimDevice>& device, const Case& c, bool poison
   }
 }
 
-int64_t WidthFor(const std::string& spec) {
-  const int block = SchemeBlock(ParseSpec(spec, "spec").value().type);
-  return block > 0 ? 64 : 20;
-}
-
+// Rows that cannot be read eight elements at a time, and rows that can.
 TEST(CudaCodec, EverySpecGivesTheReferencesBytes) {
   const auto device = std::make_shared<ShimDevice>();
+  const Type types[] = {Type::f32, Type::f16, Type::bf16};
   size_t turn = 0;
   for (const std::string& spec : AllSpecs()) {
-    const Type types[] = {Type::f32, Type::f16, Type::bf16};
-    Check(device, {spec, {1, 2, 18, WidthFor(spec)}, -1, types[turn % 3], {}, 1});
-    Check(device, {spec, {2, 1, 7, WidthFor(spec)}, 5, types[(turn + 1) % 3], {}, 2});
+    if (SchemeBlock(ParseSpec(spec, "spec").value().type) == 0) Check(device, {spec, {1, 2, 17, 5}, -1, types[turn % 3], {}, 1});
+    Check(device, {spec, {2, 1, 5, SchemeBlock(ParseSpec(spec, "spec").value().type) > 0 ? int64_t{32} : int64_t{16}}, 3, types[(turn + 1) % 3], {}, 2});
     if (HasFatalFailure()) return;
     ++turn;
   }
@@ -216,17 +212,77 @@ TEST(CudaCodec, EveryPresetGivesTheReferencesBytes) {
 
 TEST(CudaCodec, NumbersThatAreNotFinite) {
   const auto device = std::make_shared<ShimDevice>();
+  size_t turn = 0;
   for (const NonFinite rule : {NonFinite::kSaturate, NonFinite::kPass}) {
     for (const std::string& spec : AllSpecs()) {
       const Spec parsed = ParseSpec(spec, "spec").value();
       if (Info(parsed.type).family != Family::kScheme && parsed.scale_type != ScaleType::kF32 && parsed.scale_type != ScaleType::kE4M3) continue;
-      Case c{spec, {1, 2, 17, SchemeBlock(parsed.type) > 0 ? int64_t{32} : int64_t{9}}, 15, Type::f32, {}, 1};
+      Case c{spec, {1, 1, 17, turn++ % 2 == 0 || SchemeBlock(parsed.type) > 0 ? int64_t{32} : int64_t{9}}, 15, Type::f32, {}, 1};
       c.options.non_finite = rule;
       c.options.overflow = rule == NonFinite::kPass ? Overflow::kNan : Overflow::kSaturate;
       Check(device, c, true);
       if (HasFatalFailure()) return;
     }
   }
+}
+
+// Groups larger than a block of threads, more partial sums than one holds, blocks of a warp, whole rows rotated.
+TEST(CudaCodec, LargerPayloads) {
+  const auto device = std::make_shared<ShimDevice>();
+  for (const char* spec : {"int4/tensor/mse/f32", "lm3/head/mse/e4m3", "int8/tensor/absmax/f16+center+hadamard", "nvfp4+hadamard", "nvfp4-4over6",
+                           "lm4/token/256/mse/e4m3+center+hadamard", "uint3/token/128/mse/bf16", "int8/channel/64/absmax/f32",
+                           "uint4/channel/24/minmax/e4m3", "int3/head/absmax/f32"}) {
+    Check(device, {spec, {1, 2, 40, 256}, 37, Type::bf16, {}, 1});
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(CudaCodec, OptionsOfSchemes) {
+  const auto device = std::make_shared<ShimDevice>();
+  Case c{"nvfp4", {1, 1, 5, 32}, -1, Type::f32, {}, 1};
+  for (const GlobalScale global : {GlobalScale::kAmax448, GlobalScale::kAmax6, GlobalScale::kGiven}) {
+    c.options.global = global;
+    c.options.given_global = 0.125f;
+    Check(device, c);
+  }
+  for (const char* spec : {"mxfp4", "mxfp8"}) {
+    c = {spec, {1, 1, 5, 32}, -1, Type::f32, {}, 1};
+    c.options.rule = MxRule::kCeil;
+    Check(device, c);
+  }
+}
+
+// Whatever call fails, the error comes back and nothing is left on the device.
+TEST(CudaCodec, EveryFailureOfTheDeviceIsReported) {
+  const auto device = std::make_shared<ShimDevice>();
+  Memory memory(*device);
+  EncodeItem item;
+  item.source = memory.Take(16 * 32 * 4);
+  item.codes = memory.Take(16 * 32);
+  item.scales = item.global = memory.Take(256);
+  item.token_stride = 32;
+  item.head_stride = item.batch_stride = 16 * 32;
+  item.valid = 16;
+  ASSERT_TRUE(device->Clear(item.source, 16 * 32 * 4).ok());
+  const uint64_t held = device->held;
+  const auto encode = [&] {
+    DeviceCodec codec(device);
+    return codec.Encode(ParseSpec("int8/tensor/mse/e4m3", "spec").value(), {}, {1, 1, 16, 32}, Type::f32, 0, {&item, 1});
+  };
+  const uint64_t before = device->calls;
+  ASSERT_TRUE(encode().ok());
+  const uint64_t calls = device->calls - before;
+  ASSERT_GT(calls, 6u);
+  for (uint64_t i = 0; i < calls; ++i) {
+    device->fails_from = device->calls + 1 + i;
+    const Status status = encode();
+    ASSERT_FALSE(status.ok()) << i;
+    EXPECT_EQ(status.error().code, Code::kDevice);
+    EXPECT_EQ(device->held, held);
+    device->fails_from = 0;
+  }
+  device->limit = held;
+  EXPECT_EQ(encode().error().code, Code::kMemory);
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include <string>
+
 #include "formats/search.h"
 
 namespace kvpages::cuda {
@@ -12,6 +14,7 @@ constexpr uint32_t kThreads = 256;
 constexpr size_t kMostItems = 32768;  // a grid's second dimension ends at 65535
 constexpr uint32_t kRangeBlocks = 256;
 constexpr int64_t kMostPartials = 16384;
+constexpr uint64_t kMostWorkBytes = uint64_t{64} << 20;  // of the payloads of one launch, if more than one
 
 uint32_t BlocksFor(int64_t threads) { return static_cast<uint32_t>(CeilDiv(threads, kThreads)); }
 
@@ -21,10 +24,53 @@ int64_t Padded(int64_t count) {
   return padded;
 }
 
+// The kernel of a family of fast ones (kernels/fast.cuh) that is made for the type.
+std::string FastName(const char* family, Type type) {
+  const char* of = type == Type::int8 ? "Int8" : type == Type::int4 ? "Int4" : type == Type::e4m3 ? "E4M3" : type == Type::lm4 ? "Lm4" : "Any";
+  return std::string(family) + of;
+}
+
+constexpr int64_t kMostFastElements = int64_t{1} << 34;  // groups of eight are counted in 32 bits
+
+// Whether rows can be read and codes be written eight elements at a time.
+bool ReadsEight(const Shape& shape, std::span<const EncodeItem> items) {
+  if (shape.width % 8 != 0 || shape.elements() >= kMostFastElements) return false;
+  for (const EncodeItem& item : items) {
+    if (item.source % 16 != 0 || item.codes % 8 != 0 || item.scales % 4 != 0 || item.zeros % 4 != 0 || item.batch_stride % 8 != 0 ||
+        item.head_stride % 8 != 0 || item.token_stride % 8 != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+bool WritesEight(const Shape& shape, std::span<const DecodeItem> items) {
+  if (shape.width % 8 != 0 || shape.elements() >= kMostFastElements) return false;
+  for (const DecodeItem& item : items) {
+    if (item.out % 16 != 0 || item.codes % 8 != 0 || item.batch_stride % 4 != 0 || item.head_stride % 4 != 0 || item.token_stride % 4 != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+uint64_t Round(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+// Working memory of one payload.
+struct Work {
+  uint64_t slots = 0, rows = 0, partials = 0;
+  uint64_t total() const { return slots + rows + partials; }
+};
+Work WorkOf(const CodecPlan& plan) {
+  const int64_t candidates = Info(plan.spec.type).family == Family::kLevels ? kRmsRatioCount : kRatioCount;
+  return {Round(static_cast<uint64_t>(kSlotGroups + plan.groups * kSlotsPerGroup) * 4),
+          plan.hadamard > 0 ? Round(static_cast<uint64_t>(plan.shape.elements()) * 4) : 0,
+          Round(static_cast<uint64_t>(plan.groups * candidates * plan.partials) * 4)};
+}
+
 template <typename... A>
-Status Launch(Device& device, const char* kernel, Extent grid, uint32_t shared_bytes, A... arguments) {
+Status Launch(Device& device, const std::string& kernel, Extent grid, uint32_t shared_bytes, A... arguments) {
   void* addresses[] = {static_cast<void*>(&arguments)...};
-  return device.Launch(kernel, grid, {kThreads, 1, 1}, shared_bytes, addresses);
+  return device.Launch(kernel.c_str(), grid, {kThreads, 1, 1}, shared_bytes, addresses);
 }
 
 }  // namespace
@@ -61,8 +107,10 @@ Status DeviceCodec::Encode(const Spec& spec, const SpecOptions& options, const S
   if (plan.groups > 0 && spec.calibration == Calibration::kMse) {
     plan.partials = std::clamp<int64_t>(Padded(shape.elements() / plan.groups) / 16, kThreads, kMostPartials);
   }
-  for (size_t first = 0; first < items.size(); first += kMostItems) {
-    KVP_TRY(EncodeSome(plan, items.subspan(first, std::min(kMostItems, items.size() - first))));
+  const uint64_t each = WorkOf(plan).total();
+  const size_t most = std::clamp<size_t>(kMostWorkBytes / each, 1, kMostItems);
+  for (size_t first = 0; first < items.size(); first += most) {
+    KVP_TRY(EncodeSome(plan, items.subspan(first, std::min(most, items.size() - first))));
   }
   return Ok();
 }
@@ -76,39 +124,49 @@ Status DeviceCodec::EncodeSome(CodecPlan plan, std::span<const EncodeItem> items
   const bool search = spec.calibration == Calibration::kMse, levels = family == Family::kLevels;
   const int64_t candidates = levels ? kRmsRatioCount : kRatioCount;
 
-  const auto round = [](uint64_t bytes) { return (bytes + 255) / 256 * 256; };
-  const uint64_t item_bytes = round(items.size_bytes());
-  const uint64_t slot_bytes = round(static_cast<uint64_t>(kSlotGroups + groups * kSlotsPerGroup) * 4);
-  const uint64_t row_bytes = plan.hadamard > 0 ? round(static_cast<uint64_t>(elements) * 4) : 0;
-  const uint64_t partial_bytes = round(static_cast<uint64_t>(groups * candidates * plan.partials) * 4);
-  KVP_ASSIGN(const DevicePointer work, workspace_.Take(item_bytes + (slot_bytes + row_bytes + partial_bytes) * count));
-  const DevicePointer slots = work + item_bytes, rows = slots + slot_bytes * count, partials = rows + row_bytes * count;
+  const bool given = family != Family::kScheme && spec.calibration == Calibration::kGiven;
+  const bool eight = ReadsEight(plan.shape, items);
+  // Blocks along head_dim that the registers of a warp's threads hold, with rotation or without.
+  const bool tokens = eight && !given && spec.axis == Axis::kToken && spec.block % 8 == 0 && spec.block <= 256 &&
+                      Padded(spec.block) == spec.block && plan.shape.width % spec.block == 0 &&
+                      (plan.hadamard == 0 || (plan.hadamard >= 8 && plan.hadamard <= 256));
+
+  Work each = WorkOf(plan);
+  if (tokens) each.rows = 0;
+  const uint64_t item_bytes = Round(items.size_bytes());
+  KVP_ASSIGN(const DevicePointer work, workspace_.Take(item_bytes + each.total() * count));
+  const DevicePointer slots = work + item_bytes, rows = slots + each.slots * count, partials = rows + each.rows * count;
   items_.assign(items.begin(), items.end());
   for (size_t i = 0; i < items_.size(); ++i) {
-    items_[i].slots = slots + i * slot_bytes;
-    items_[i].rows = rows + i * row_bytes;
-    items_[i].partials = partials + i * partial_bytes;
+    items_[i].slots = slots + i * each.slots;
+    items_[i].rows = rows + i * each.rows;
+    items_[i].partials = partials + i * each.partials;
   }
   KVP_TRY(device.Upload(work, items_.data(), items.size_bytes()));
 
-  const auto launch = [&](const char* kernel, int64_t threads) {
+  const auto launch = [&](const std::string& kernel, int64_t threads) {
     return Launch(device, kernel, {BlocksFor(threads), count, 1}, 0, plan, work);
   };
   if (family == Family::kDense) return launch("KvpNarrow", elements);
-  KVP_TRY(device.Clear(slots, slot_bytes * count));
-  const bool given = family != Family::kScheme && spec.calibration == Calibration::kGiven;
+  KVP_TRY(device.Clear(slots, each.slots * count));
   const uint32_t spread = static_cast<uint32_t>(std::clamp<int64_t>(elements / (kThreads * 8), 1, kRangeBlocks));
   if (plan.clean && !given) KVP_TRY(Launch(device, "KvpLimit", {spread, count, 1}, 0, plan, work));
+  const int64_t chunks = elements / 8;
+  if (tokens) {
+    if (spec.scale_type == ScaleType::kE4M3) KVP_TRY(launch("KvpTokensTop", chunks));
+    return launch(FastName("KvpTokens", spec.type), chunks);
+  }
   if (plan.hadamard > 0) {
     KVP_TRY(Launch(device, "KvpRotate", {static_cast<uint32_t>(plan.shape.rows()), count, 1}, 0, plan, work));
   }
   const auto ranges = [&] {
     const int64_t blocks = CeilDiv(spread, groups);
-    return Launch(device, "KvpRange", {static_cast<uint32_t>(groups * blocks), count, 1}, 0, plan, work, blocks);
+    return Launch(device, eight ? "KvpRangeEight" : "KvpRange", {static_cast<uint32_t>(groups * blocks), count, 1}, 0, plan, work, blocks);
   };
   if (family == Family::kScheme) {
     if (groups > 0 && plan.options.global != GlobalScale::kGiven) KVP_TRY(ranges());
-    return launch("KvpScheme", elements / Info(spec.type).block);
+    const int64_t blocks = elements / Info(spec.type).block;
+    return launch(eight && groups > 0 ? "KvpNvfp4" : "KvpScheme", blocks);
   }
   if (!given) {
     // A grid's third dimension ends at 65535; more heads than that divided by 32 are nobody's.
@@ -123,6 +181,9 @@ Status DeviceCodec::EncodeSome(CodecPlan plan, std::span<const EncodeItem> items
       KVP_TRY(Launch(device, "KvpRms", whole, kThreads * 4, plan, work));
     }
     if (spec.scale_type == ScaleType::kE4M3) KVP_TRY(launch("KvpTop", plan.grid.count));
+    if (eight && spec.axis == Axis::kChannel && !search && plan.hadamard == 0) {
+      return launch(FastName("KvpChannels", spec.type), plan.grid.count / 8);
+    }
     if (groups > 0 && search) {
       KVP_TRY(sums(candidates, false));
       KVP_TRY(Launch(device, "KvpChoose", whole, kThreads * 4, plan, work));
@@ -130,7 +191,8 @@ Status DeviceCodec::EncodeSome(CodecPlan plan, std::span<const EncodeItem> items
       KVP_TRY(launch("KvpCalibrate", plan.grid.count));
     }
   }
-  return launch("KvpCodes", CeilDiv(elements, 8));
+  const bool one_scale = groups > 0 || (spec.axis == Axis::kToken && spec.block % 8 == 0);
+  return launch(eight && one_scale ? FastName("KvpStored", spec.type) : "KvpCodes", CeilDiv(elements, 8));
 }
 
 CodecPlan DecodePlan(const Spec& spec, const Shape& shape, const Grid& grid, int64_t hadamard) {
@@ -160,7 +222,10 @@ Status DeviceCodec::DecodeSome(const CodecPlan& plan, std::span<const DecodeItem
   const auto count = static_cast<uint32_t>(items.size());
   KVP_ASSIGN(const DevicePointer work, workspace_.Take(items.size_bytes()));
   KVP_TRY(device.Upload(work, items.data(), items.size_bytes()));
-  KVP_TRY(Launch(device, "KvpDecode", {BlocksFor(rows * plan.shape.width), count, 1}, 0, plan, work));
+  const Family family = Info(plan.spec.type).family;
+  const bool eight = family != Family::kDense && family != Family::kScheme && WritesEight(plan.shape, items);
+  const uint32_t blocks = BlocksFor(rows * plan.shape.width / (eight ? 8 : 1));
+  KVP_TRY(Launch(device, eight ? FastName("KvpRows", plan.spec.type) : "KvpDecode", {blocks, count, 1}, 0, plan, work));
   if (plan.hadamard == 0) return Ok();
   return Launch(device, "KvpRotateBack", {static_cast<uint32_t>(rows), count, 1}, 0, plan, work);
 }
