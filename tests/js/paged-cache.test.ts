@@ -207,7 +207,7 @@ describe('quantizePagedCache', () => {
     expect([cache.name, cache.docString]).toEqual(['Ebene 3 \u{1F511}', '']);
     for (const other of [kv.parse(cache.serialize()), cache.quantize([0], int4AndUint4), cache.clone()])
       expect([other.name, other.docString]).toEqual([cache.name, cache.docString]);
-    expect(kv.createPagedCache([page], { name: undefined }).name).toBeUndefined();
+    expect(kv.createPagedCache([page], { name: undefined } as never).name).toBeUndefined();
     expect(() => kv.createPagedCache([page], { name: 3 as never })).toThrow(TypeError);
     expect(() => kv.createPagedCache([page], { title: 'x' } as never)).toThrow(TypeError);
   });

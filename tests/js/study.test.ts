@@ -108,6 +108,8 @@ describe('study', { timeout: 60_000 }, () => {
     await expect(study(engine, ['bf16', 'int5'])).rejects.toMatchObject({ code: 'ERR_SPEC' });
     await expect(study(engine, ['bf16', 'nvfp4'], { sequences: [] })).rejects.toMatchObject({ code: 'ERR_ARGUMENT' });
     await expect(study(engine, ['nvfp4'], { signal: AbortSignal.abort() })).rejects.toThrow(/abort/i);
+    const narrow: Engine = { ...thaw, createCache: (options) => kv.createCache({ ...options, layers: 1, kvHeads: 1, headDim: 24 }), forward: () => Promise.reject(new Error('ran')) };
+    await expect(study(narrow, ['int4/channel/16', 'nvfp4'])).rejects.toMatchObject({ code: 'ERR_SPEC', message: expect.stringMatching(/^scheme nvfp4: /) as string });
     expect(() => parseScheme(kv, 'a@b')).toThrow(/NAME=/);
   });
 });
