@@ -70,13 +70,16 @@ double RootMeanSquareError(const Backend& backend, const std::string& spec, cons
 TEST(Quality, RealKeysAndValues) {
   const Backend& backend = *ChooseBackend("auto").value();
   const auto tensors = LoadChat();
-  const Preset &kv4 = *FindPreset("kv4"), &int4_kivi = *FindPreset("int4-kivi");
+  const Preset &kv4 = *FindPreset("kv4"), &kv8 = *FindPreset("kv8"), &int4_kivi = *FindPreset("int4-kivi");
   for (size_t layer = 0; layer < 30; ++layer) {
     const auto &key = tensors[2 * layer], &value = tensors[2 * layer + 1];
     const double nvfp4_key = RootMeanSquareError(backend, "nvfp4", key), nvfp4_value = RootMeanSquareError(backend, "nvfp4", value);
     EXPECT_LE(RootMeanSquareError(backend, std::string(kv4.key), key), 0.70 * nvfp4_key) << "kv4 keys of layer " << layer;
     EXPECT_LE(RootMeanSquareError(backend, std::string(kv4.value), value), 0.95 * nvfp4_value) << "kv4 values of layer " << layer;
     if (layer < 10 || layer > 19) continue;
+    const double q8_key = RootMeanSquareError(backend, "q8_0", key), q8_value = RootMeanSquareError(backend, "q8_0", value);
+    EXPECT_LE(RootMeanSquareError(backend, std::string(kv8.key), key), 0.60 * q8_key) << "kv8 keys of layer " << layer;
+    EXPECT_LE(RootMeanSquareError(backend, std::string(kv8.value), value), 0.95 * q8_value) << "kv8 values of layer " << layer;
     EXPECT_LE(RootMeanSquareError(backend, std::string(int4_kivi.key), key), 0.72 * nvfp4_key) << "int4-kivi keys of layer " << layer;
   }
 }
