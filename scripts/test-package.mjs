@@ -153,7 +153,7 @@ export async function testPackage() {
         console.log(refused(esm.readSafetensors), refused(cjs.readSafetensors), WebAssembly.validate(bytes), equal.join(), codes.join(), require('kvpages/package.json').name);
       `);
       const text = await node(['paths.mjs']);
-      demand(text === 'ERR_CORRUPT ERR_CORRUPT true true,true,true,true ERR_UNSUPPORTED true,ERR_UNSUPPORTED true kvpages', `printed ${text}`);
+      demand(text === 'ERR_CORRUPT ERR_CORRUPT true true,true,true,true,true ERR_UNSUPPORTED true,ERR_UNSUPPORTED true kvpages', `printed ${text}`);
     });
     await check('command line', async () => {
       const { version } = JSON.parse(readFileSync(inRoot('package.json'), 'utf8'));
