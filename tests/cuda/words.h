@@ -10,6 +10,7 @@
 
 #define KVP_KERNEL(name, threads) void name
 #define KVP_DEVICE inline
+#define KVP_OUTLINE inline
 #define KVP_SHARED(type, name) type* const name = reinterpret_cast<type*>(kvpages::cuda::shim::t_shared)
 #define KVP_UNROLL
 

@@ -169,10 +169,8 @@ Status DeviceCodec::EncodeSome(CodecPlan plan, std::span<const EncodeItem> items
     return launch(eight && groups > 0 ? "KvpNvfp4" : "KvpScheme", blocks);
   }
   if (!given) {
-    // A grid's third dimension ends at 65535; more heads than that divided by 32 are nobody's.
     const auto sums = [&](int64_t of, bool squares) {
-      const Extent grid{static_cast<uint32_t>(plan.partials / kThreads), count, static_cast<uint32_t>(groups * of)};
-      return Launch(device, "KvpPartials", grid, 0, plan, work, of, squares);
+      return Launch(device, "KvpPartials", {BlocksFor(groups * of * plan.partials), count, 1}, 0, plan, work, of, squares);
     };
     const Extent whole{static_cast<uint32_t>(groups), count, 1};
     if (groups > 0 && !levels) KVP_TRY(ranges());

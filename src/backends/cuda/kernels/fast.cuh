@@ -35,6 +35,9 @@ KVP_DEVICE void StoreAs(void* at, T value) {
 // What the compiler knows about the codes of a kernel made for one type.
 struct AnyType {
   KVP_DEVICE static Codec Of(const Codec& codec) { return codec; }
+  KVP_DEVICE static uint32_t Code(const Codec& codec, float x, const Scale& scale) { return EncodeAny(codec, x, scale); }
+  KVP_DEVICE static float Value(const Codec& codec, uint32_t code, const Scale& scale) { return DecodeAny(codec, code, scale); }
+  KVP_DEVICE static float Error(const Codec& codec, float x, const Scale& scale) { return SquaredErrorAny(codec, x, scale); }
 };
 template <Type kType, Family kFamily, bool kSigned>
 struct OneType {
@@ -46,6 +49,9 @@ struct OneType {
     codec.kivi = false;
     return codec;
   }
+  KVP_DEVICE static uint32_t Code(const Codec& codec, float x, const Scale& scale) { return Encode(codec, x, scale); }
+  KVP_DEVICE static float Value(const Codec& codec, uint32_t code, const Scale& scale) { return Decode(codec, code, scale); }
+  KVP_DEVICE static float Error(const Codec& codec, float x, const Scale& scale) { return SquaredError(codec, x, scale); }
 };
 
 KVP_DEVICE void WidenEight(Type type, const uint8_t* data, int64_t index, float* x) {
@@ -151,10 +157,11 @@ KVP_DEVICE void StoreScaleWord(ScaleType type, uint64_t scales, int64_t index, u
   if (size == 2) return StoreAs<uint16_t>(at, static_cast<uint16_t>(bits));
   *at = static_cast<uint8_t>(bits);
 }
+template <typename T>
 KVP_DEVICE uint64_t CodesOf(const Codec& codec, const float* x, const Scale& scale) {
   uint64_t word = 0;
   KVP_UNROLL
-  for (int i = 0; i < 8; ++i) word |= static_cast<uint64_t>(Encode(codec, x[i], scale) & ((1u << codec.bits) - 1)) << (i * codec.bits);
+  for (int i = 0; i < 8; ++i) word |= static_cast<uint64_t>(T::Code(codec, x[i], scale) & ((1u << codec.bits) - 1)) << (i * codec.bits);
   return word;
 }
 
@@ -212,7 +219,7 @@ KVP_DEVICE void EncodeTokens(const CodecPlan& plan, const EncodeItem* items) {
     const Candidate best = calibrator.Best([&](const Scale& tried) {
       float errors[8];
       KVP_UNROLL
-      for (int i = 0; i < 8; ++i) errors[i] = SquaredError(codec, x[i], tried);
+      for (int i = 0; i < 8; ++i) errors[i] = T::Error(codec, x[i], tried);
       return SumTogether(errors, lanes);
     });
     if (stores) {
@@ -221,7 +228,7 @@ KVP_DEVICE void EncodeTokens(const CodecPlan& plan, const EncodeItem* items) {
     }
     scale = best.scale;
   }
-  if (thread < count) StoreCodes(At<uint8_t>(item.codes), chunk, codec.bits, CodesOf(codec, x, scale));
+  if (thread < count) StoreCodes(At<uint8_t>(item.codes), chunk, codec.bits, CodesOf<T>(codec, x, scale));
 }
 
 // kSlotTop of the same blocks, for e4m3 scales.
@@ -233,6 +240,25 @@ KVP_KERNEL(KvpTokensTop, kThreads)(CodecPlan plan, const EncodeItem* items) {
   if (plan.hadamard > 0) RotateEight(x, static_cast<int>(plan.hadamard));
   const float top = CalibratorOfLanes(plan.codec, plan.spec.calibration, 1.0f, x, static_cast<int>(plan.spec.block) / 8).TopScale();
   MaxToSlot(top > 0 ? BitsOf(top) : 0u, At<uint32_t>(item.slots) + kSlotTop);
+}
+
+// Stores the scale of a group with this range, and returns it. No search.
+KVP_OUTLINE Scale StoreScaleOf(const CodecPlan& plan, const EncodeItem& item, Range range, float global, int64_t group) {
+  Calibrator calibrator;
+  calibrator.codec = plan.codec;
+  calibrator.calibration = plan.spec.calibration;
+  calibrator.global = global;
+  calibrator.range = range;
+  if (plan.codec.kivi) {
+    const Calibrator::Kivi kivi = calibrator.KiviScale();
+    StoreScaleWord(plan.codec.scale_type, item.scales, group, kivi.scale_bits);
+    StoreScaleWord(plan.codec.scale_type, item.zeros, group, kivi.minimum_bits);
+    return kivi.scale;
+  }
+  const Candidate best = calibrator.At(0);
+  StoreScaleWord(plan.codec.scale_type, item.scales, group, best.bits);
+  if (plan.has_zeros) At<uint8_t>(item.zeros)[group] = static_cast<uint8_t>(best.scale.zero + plan.codec.zero_offset);
+  return best.scale;
 }
 
 // Blocks along tokens, eight channels a thread, read twice (the second time from the cache). No search.
@@ -262,29 +288,14 @@ KVP_DEVICE void EncodeChannels(const CodecPlan& plan, const EncodeItem* items) {
   Scale scales[8];
   KVP_UNROLL
   for (int i = 0; i < 8; ++i) {
-    Calibrator calibrator;
-    calibrator.codec = codec;
-    calibrator.calibration = plan.spec.calibration;
-    calibrator.global = global;
-    calibrator.range = ranges[i];
     const int64_t group = static_cast<int64_t>(row_block) * plan.shape.width + at.d + i;
-    if (codec.kivi) {
-      const Calibrator::Kivi kivi = calibrator.KiviScale();
-      StoreScaleWord(codec.scale_type, item.scales, group, kivi.scale_bits);
-      StoreScaleWord(codec.scale_type, item.zeros, group, kivi.minimum_bits);
-      scales[i] = kivi.scale;
-    } else {
-      const Candidate best = calibrator.At(0);
-      StoreScaleWord(codec.scale_type, item.scales, group, best.bits);
-      if (plan.has_zeros) At<uint8_t>(item.zeros)[group] = static_cast<uint8_t>(best.scale.zero + codec.zero_offset);
-      scales[i] = best.scale;
-    }
+    scales[i] = StoreScaleOf(plan, item, ranges[i], global, group);
   }
   for (at.t = first; at.t < end; ++at.t) {
     LoadEight(item, source, at, x);
     uint64_t word = 0;
     KVP_UNROLL
-    for (int i = 0; i < 8; ++i) word |= static_cast<uint64_t>(Encode(codec, x[i], scales[i]) & ((1u << codec.bits) - 1)) << (i * codec.bits);
+    for (int i = 0; i < 8; ++i) word |= static_cast<uint64_t>(T::Code(codec, x[i], scales[i]) & ((1u << codec.bits) - 1)) << (i * codec.bits);
     StoreCodes(At<uint8_t>(item.codes), (head * tokens + at.t) * chunks + at.d / 8, codec.bits, word);
   }
 }
@@ -306,7 +317,7 @@ KVP_DEVICE void EncodeStored(const CodecPlan& plan, const EncodeItem* items) {
   const int64_t group = plan.spec.axis == Axis::kTensor ? 0 : plan.spec.axis == Axis::kHead ? at.h : plan.grid.Index(at.b, at.h, at.t, at.d);
   const Scale scale = LoadScaleAt(codec, At<const uint8_t>(item.scales), plan.has_zeros ? At<const uint8_t>(item.zeros) : nullptr,
                                   *At<const float>(item.global), group);
-  StoreCodes(At<uint8_t>(item.codes), chunk, codec.bits, CodesOf(codec, x, scale));
+  StoreCodes(At<uint8_t>(item.codes), chunk, codec.bits, CodesOf<T>(codec, x, scale));
 }
 
 // Ranges of groups that span rows. Grid: (groups * blocks, payloads).
@@ -392,12 +403,12 @@ KVP_DEVICE void DecodeRows(const CodecPlan& plan, const DecodeItem* items) {
     const int64_t group = plan.grid.count == 1 ? 0 : plan.grid.Index(at.b, at.h, at.t, at.d);
     const Scale scale = LoadScaleAt(codec, scales, zeros, global, group);
     KVP_UNROLL
-    for (int i = 0; i < 8; ++i) x[i] = Decode(codec, static_cast<uint32_t>(word >> (i * bits)) & ((1u << bits) - 1), scale);
+    for (int i = 0; i < 8; ++i) x[i] = T::Value(codec, static_cast<uint32_t>(word >> (i * bits)) & ((1u << bits) - 1), scale);
   } else {
     KVP_UNROLL
     for (int i = 0; i < 8; ++i) {
       const Scale scale = LoadScaleAt(codec, scales, zeros, global, plan.grid.Index(at.b, at.h, at.t, at.d + static_cast<uint32_t>(i)));
-      x[i] = Decode(codec, static_cast<uint32_t>(word >> (i * bits)) & ((1u << bits) - 1), scale);
+      x[i] = T::Value(codec, static_cast<uint32_t>(word >> (i * bits)) & ((1u << bits) - 1), scale);
     }
   }
   if (plan.hadamard == 0 && item.center != 0) {

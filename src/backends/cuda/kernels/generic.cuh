@@ -19,6 +19,11 @@ KVP_DEVICE T* At(uint64_t address) {
 }
 KVP_DEVICE int64_t ThreadIndex() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
 
+// Every type's arithmetic in one place each: unrolled into kernels it would take minutes to compile.
+KVP_OUTLINE uint32_t EncodeAny(const Codec& codec, float x, Scale scale) { return Encode(codec, x, scale); }
+KVP_OUTLINE float DecodeAny(const Codec& codec, uint32_t code, Scale scale) { return Decode(codec, code, scale); }
+KVP_OUTLINE float SquaredErrorAny(const Codec& codec, float x, Scale scale) { return SquaredError(codec, x, scale); }
+
 // Unsigned numbers in the order of the floats, none of them 0; a slot of 0 holds nothing.
 KVP_DEVICE uint32_t OrderKey(float x) {
   const uint32_t bits = BitsOf(x);
@@ -214,23 +219,22 @@ KVP_KERNEL(KvpRange, kThreads)(CodecPlan plan, const EncodeItem* items, int64_t 
   MaxToSlot(any ? OrderKey(range.hi) : 0u, slots + kSlotHigh);
 }
 
-// Partial tree sums of groups that span rows: of squares, or of a candidate's errors. Grid: (partials / kThreads,
-// payloads, groups * candidates).
+// Partial tree sums of groups that span rows: of squares, or of a candidate's errors. Grid: (groups * candidates *
+// partials / kThreads, payloads).
 KVP_KERNEL(KvpPartials, kThreads)(CodecPlan plan, const EncodeItem* items, int64_t candidates, bool squares) {
   const EncodeItem item = items[blockIdx.y];
-  const int64_t group = blockIdx.z / candidates, r = ThreadIndex();
-  if (r >= plan.partials) return;
+  const int64_t at = ThreadIndex(), sum = at / plan.partials, group = sum / candidates, r = at % plan.partials;
   const GroupView view = GroupAt(plan, item, group);
   const int64_t count = PaddedCount(view.count), padded = count < plan.partials ? plan.partials : count;
   Calibrator calibrator;
   Scale scale;
   if (!squares) {
     calibrator = CalibratorOf(plan, item, view, group, GlobalOf(plan, item));
-    scale = calibrator.At(static_cast<int>(blockIdx.z % candidates)).scale;
+    scale = calibrator.At(static_cast<int>(sum % candidates)).scale;
   }
-  At<float>(item.partials)[blockIdx.z * plan.partials + r] = TreePart(view.count, padded, r, plan.partials, [&](int64_t i) {
+  At<float>(item.partials)[at] = TreePart(view.count, padded, r, plan.partials, [&](int64_t i) {
     const float x = view.at(i);
-    return squares ? x * x : SquaredError(plan.codec, x, scale);
+    return squares ? x * x : SquaredErrorAny(plan.codec, x, scale);
   });
 }
 
@@ -286,7 +290,7 @@ KVP_KERNEL(KvpCalibrate, kThreads)(CodecPlan plan, const EncodeItem* items) {
     return;
   }
   StoreGroup(plan, item, group, calibrator.Best([&](const Scale& scale) {
-    return TreeSum(view.count, [&](int64_t i) { return SquaredError(plan.codec, view.at(i), scale); });
+    return TreeSum(view.count, [&](int64_t i) { return SquaredErrorAny(plan.codec, view.at(i), scale); });
   }));
 }
 
@@ -322,7 +326,7 @@ KVP_KERNEL(KvpCodes, kThreads)(CodecPlan plan, const EncodeItem* items) {
   for (int i = 0; i < 8 && first + i < count; ++i) {
     const Scale scale = LoadScaleAt(codec, At<const uint8_t>(item.scales), zeros, global, plan.grid.Index(at.b, at.h, at.t, at.d));
     const float x = at.t < item.valid ? ElementOf(plan, item, source, at) : 0.0f;
-    const uint32_t code = Encode(codec, x, scale) & ((1u << codec.bits) - 1);
+    const uint32_t code = EncodeAny(codec, x, scale) & ((1u << codec.bits) - 1);
     codes |= static_cast<uint64_t>(code) << (i * codec.bits);
     if (++at.d == plan.shape.width) at = PlaceOf(plan.shape, first + i + 1);
   }
@@ -376,7 +380,7 @@ KVP_DEVICE float DecodedElement(const CodecPlan& plan, const DecodeItem& item, f
   }
   const Scale scale = LoadScaleAt(plan.codec, At<const uint8_t>(item.scales), At<const uint8_t>(item.zeros), global,
                                   plan.grid.Index(at.b, at.h, at.t, at.d));
-  return Decode(plan.codec, GetCode(codes, plan.codec.bits, flat), scale);
+  return DecodeAny(plan.codec, GetCode(codes, plan.codec.bits, flat), scale);
 }
 
 // Elements at.d .. at.d + count - 1 of a row, at most eight; at.d is a multiple of 8.
@@ -396,7 +400,7 @@ KVP_DEVICE void DecodeEight(const CodecPlan& plan, const DecodeItem& item, float
   const Scale scale = LoadScaleAt(codec, At<const uint8_t>(item.scales), At<const uint8_t>(item.zeros), global,
                                   grid.Index(at.b, at.h, at.t, at.d));
   KVP_UNROLL
-  for (int i = 0; i < 8; ++i) values[i] = Decode(codec, static_cast<uint32_t>(word >> (i * bits)) & ((1u << bits) - 1), scale);
+  for (int i = 0; i < 8; ++i) values[i] = DecodeAny(codec, static_cast<uint32_t>(word >> (i * bits)) & ((1u << bits) - 1), scale);
 }
 
 // An element a thread, rotated values as they are coded.

@@ -3,8 +3,9 @@
 #pragma once
 
 #if defined(__CUDACC__)
-#define KVP_KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
+#define KVP_KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads, 1) name
 #define KVP_DEVICE __device__ __forceinline__
+#define KVP_OUTLINE __device__ __noinline__
 #define KVP_SHARED(type, name)           \
   extern __shared__ uint4 kvp_shared[]; \
   type* const name = reinterpret_cast<type*>(kvp_shared)
