@@ -78,8 +78,8 @@ TEST(Quality, RealKeysAndValues) {
     EXPECT_LE(RootMeanSquareError(backend, std::string(kv4.value), value), 0.95 * nvfp4_value) << "kv4 values of layer " << layer;
     if (layer < 10 || layer > 19) continue;
     const double q8_key = RootMeanSquareError(backend, "q8_0", key), q8_value = RootMeanSquareError(backend, "q8_0", value);
-    EXPECT_LE(RootMeanSquareError(backend, std::string(kv8.key), key), 0.60 * q8_key) << "kv8 keys of layer " << layer;
-    EXPECT_LE(RootMeanSquareError(backend, std::string(kv8.value), value), 0.95 * q8_value) << "kv8 values of layer " << layer;
+    EXPECT_LE(RootMeanSquareError(backend, std::string(kv8.key), key), 0.50 * q8_key) << "kv8 keys of layer " << layer;
+    EXPECT_LE(RootMeanSquareError(backend, std::string(kv8.value), value), q8_value) << "kv8 values of layer " << layer;
     EXPECT_LE(RootMeanSquareError(backend, std::string(int4_kivi.key), key), 0.72 * nvfp4_key) << "int4-kivi keys of layer " << layer;
   }
 }
