@@ -361,9 +361,10 @@ export class ModelCache extends Owned {
     const type = denseType(requireString(word, 'type')) as DenseType;
     const info = this.layers[layer];
     const kvHeads = info?.kvHeads ?? 0;
+    const there = end <= this.tokensOf(info === undefined ? 0 : layer); // else the core says what is wrong with the range
     const side = (name: 'key' | 'value'): DenseTensor => {
       const headDim = info?.[name].headDim ?? 0;
-      const size = kvHeads * Math.max(0, end - start) * headDim * (bytesPerElement(type) ?? 0);
+      const size = there ? kvHeads * Math.max(0, end - start) * headDim * (bytesPerElement(type) ?? 0) : 0;
       const given = out[name];
       const bytes = given === undefined ? new Uint8Array(Number.isSafeInteger(size) ? size : 0) : outputBytes(given, type, `out.${name}`);
       this.session.core.call('kvp_cache_read', this.handle, layer, name, start, end, type, bytes);
@@ -797,7 +798,7 @@ function attend(
   );
   const outer = raw.dims.slice(0, -1);
   const rows = outer.reduce((product, dim) => product * dim, 1);
-  const size = Number.isSafeInteger(rows * headDim) && rows * headDim > 0 ? rows * headDim : 0;
+  const size = rows > 0 && rows <= raw.bytes.length ? rows * headDim : 0; // more rows than bytes: the core refuses the dims
   const { out = new Float32Array(size), lse = false, sinkLogits = [] } = options;
   if (!(out instanceof Float32Array)) throw wrongType('out', 'must be a Float32Array', out);
   if (typeof lse !== 'boolean' && !(lse instanceof Float32Array)) throw wrongType('lse', 'must be a boolean or a Float32Array', lse);

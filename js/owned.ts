@@ -4,7 +4,7 @@
 /// <reference lib="esnext.disposable" preserve="true" />
 import type { Core } from './binding.js';
 import { KvPagesError } from './errors.js';
-import { wrongType } from './tensor.js';
+import { className, wrongType } from './tensor.js';
 
 /** One `load()`: a bound core and the instance in it. */
 export interface Session {
@@ -72,7 +72,7 @@ export abstract class Owned {
     session: Session,
     argument: string,
   ): number {
-    if (!(object instanceof type)) throw wrongType(argument, `must be a ${type.name}`, object);
+    if (!(object instanceof type)) throw wrongType(argument, `must be a ${className(type)}`, object);
     const owned: Owned = object;
     if (owned.#session !== session) {
       throw new KvPagesError(

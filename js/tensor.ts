@@ -82,15 +82,20 @@ export function bytesPerElement(type: DenseType): number {
   return elementBytes[type];
 }
 
+/** Name of a class. Bundlers put an underscore before that of a class which refers to itself. */
+export function className(type: { readonly name: string }): string {
+  return type.name.replace(/^_/, '');
+}
+
 /** A word for a value in a message. */
 export function describeValue(value: unknown): string {
   if (value === null || value === undefined) return String(value);
   if (ArrayBuffer.isView(value)) return viewName(value);
   if (Array.isArray(value)) return 'an array';
-  if (typeof value === 'object')
-    return value.constructor?.name
-      ? `${/^[AEIO]/.test(value.constructor.name) ? 'an' : 'a'} ${value.constructor.name}`
-      : 'an object';
+  if (typeof value === 'object') {
+    const name = className(value.constructor ?? { name: '' });
+    return name ? `${/^[AEIO]/.test(name) ? 'an' : 'a'} ${name}` : 'an object';
+  }
   if (typeof value === 'string') return JSON.stringify(value);
   return typeof value === 'number' || typeof value === 'boolean' ? String(value) : `a ${typeof value}`;
 }
@@ -133,6 +138,13 @@ export function requireInteger(value: unknown, argument: string): number {
 export function int64Array(values: unknown, argument: string): BigInt64Array {
   if (typeof values !== 'object' || values === null || !(Symbol.iterator in values)) {
     throw wrongType(argument, 'must be an array of integers', values);
+  }
+  // Every call takes some of these: the usual case without an intermediate array.
+  if (Array.isArray(values)) {
+    const out = new BigInt64Array(values.length);
+    let i = 0;
+    while (i < out.length && Number.isSafeInteger(values[i])) out[i] = BigInt(values[i++] as number);
+    if (i === out.length) return out;
   }
   return BigInt64Array.from(
     Array.from(values as Iterable<unknown>, (value, i) => {

@@ -1,5 +1,6 @@
 #!/usr/bin/env node
 // npm run bench [NAME]: every tests/bench/NAME_bench (C++, release) and tests/bench/NAME.bench.mjs, or those named.
+// npm run bench soak [SECONDS]: an endless conversation, 10 minutes by default; fails where its memory grows.
 import { existsSync, readdirSync } from 'node:fs';
 import { build, buildPreset } from './build.mjs';
 import { inRoot, run, say, script } from './lib.mjs';
@@ -9,6 +10,10 @@ await script(async () => {
   await setup({ tests: false });
   await build();
   const wanted = process.argv.slice(2);
+  if (wanted[0] === 'soak') {
+    buildPreset('release');
+    return run(inRoot('build', 'release', 'tests', 'cache_bench'), wanted);
+  }
   const chosen = (name) => wanted.length === 0 || wanted.includes(name);
   const folder = inRoot('tests', 'bench');
   const names = existsSync(folder) ? readdirSync(folder).sort() : [];
@@ -20,6 +25,7 @@ await script(async () => {
     say(name);
     run(inRoot('build', 'release', 'tests', name), []);
   }
+  if (chosen('cache')) buildPreset('wasm', ['cache_bench']);
   for (const name of scripts) {
     if (!chosen(name.replace(/\.bench\.mjs$/, ''))) continue;
     say(name);

@@ -159,12 +159,13 @@ class Attention {
     }
     for (int64_t row = 0; row < heads_ * count; ++row) {
       float* scores = scores_ + row * kChunkTokens;
-      const float most = std::max(most_[row], *std::max_element(scores, scores + filled));
+      const float largest = kernels_.largest(scores, filled);
+      const float most = largest > most_[row] || largest != largest ? largest : most_[row];
       if (most == -INFINITY) {
         std::memset(scores, 0, static_cast<size_t>(filled) * 4);
         continue;
       }
-      if (most > most_[row]) {
+      if (!(most <= most_[row])) {
         const float factor = std::exp(most_[row] - most);
         sum_[row] *= factor;
         kernels_.multiply(plain_ + row * config_.value.width, config_.value.width, factor);
@@ -278,8 +279,8 @@ class Attention {
         RotateRow(turned, width, value_run_);
         for (int64_t d = 0; d < width; ++d) sums[d] += turned[d];
       }
-      for (int64_t d = 0; d < width; ++d) out[to * width + d] = sum_[row] > 0 ? sums[d] * factor / sum_[row] : 0.0f;
-      if (lse != nullptr) lse[to] = sum_[row] > 0 ? most_[row] + std::log(sum_[row]) : -INFINITY;
+      for (int64_t d = 0; d < width; ++d) out[to * width + d] = sum_[row] == 0 ? 0.0f : sums[d] * factor / sum_[row];
+      if (lse != nullptr) lse[to] = sum_[row] == 0 ? -INFINITY : most_[row] + std::log(sum_[row]);
     }
   }
 
@@ -338,6 +339,9 @@ Status Attend(const ModelCache& cache, int64_t layer, const TensorView& queries,
   if (!options.sink_logits.empty() && static_cast<int64_t>(options.sink_logits.size()) != shape.heads) {
     return refuse(Code::kShape, "sinkLogits", "must be one per query head, " + Text(shape.heads),
                   Text(static_cast<int64_t>(options.sink_logits.size())));
+  }
+  for (const float logit : options.sink_logits) {
+    if (!(logit < INFINITY)) return refuse(Code::kNonFinite, "sinkLogits", "must be below infinity", Text(static_cast<double>(logit)));
   }
   const int64_t start = options.query_start.value_or(cache.layer(layer).end - shape.tokens);
   if (start < 0 || start > (int64_t{1} << 53)) {

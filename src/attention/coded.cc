@@ -127,7 +127,9 @@ void FetchAhead(const Payload* soon, const Payload* later) {
 #if defined(__GNUC__) && !defined(__wasm__)
   constexpr uint64_t kLine = 64;
   if (later != nullptr) {
-    for (uint64_t at = 0; at < sizeof(Payload); at += kLine) __builtin_prefetch(reinterpret_cast<const uint8_t*>(later) + at);
+    // As far as it is read here.
+    const auto used = static_cast<uint64_t>(reinterpret_cast<const uint8_t*>(&later->affine) - reinterpret_cast<const uint8_t*>(later));
+    for (uint64_t at = 0; at < used; at += kLine) __builtin_prefetch(reinterpret_cast<const uint8_t*>(later) + at);
   }
   if (soon == nullptr) return;
   // More than a few kB would push out what is in use; the processor sees a longer run by itself.
@@ -140,81 +142,98 @@ void FetchAhead(const Payload* soon, const Payload* later) {
 #endif
 }
 
-const PreparedQueries& CodedKeys::Prepare(const AttentionKernels& kernels, const float* queries, int64_t count, int64_t width,
-                                          int bits, int32_t most, bool keep) {
-  PreparedQueries* prepared = &folded_;
-  if (keep) {
-    for (const Known& known : prepared_) {
-      if (known.queries == queries && known.prepared.bits == bits && known.prepared.most == most) return known.prepared;
-    }
-    prepared_.push_back({queries, {}});
-    prepared = &prepared_.back().prepared;
+const PreparedQueries& CodedKeys::Prepare(const AttentionKernels& kernels, const float* queries, int64_t count) {
+  for (const Known& known : prepared_) {
+    if (known.queries == queries && known.prepared.bits == plan_.bits && known.prepared.most == plan_.most) return known.prepared;
   }
-  prepared->bits = bits;
-  prepared->most = most;
-  kernels.prepare(queries, count, width, *prepared);
-  return *prepared;
+  prepared_.push_back({queries, {}});
+  PreparedQueries& prepared = prepared_.back().prepared;
+  prepared.bits = plan_.bits;
+  prepared.most = plan_.most;
+  kernels.prepare(queries, count, plan_.shape.width, prepared);
+  return prepared;
 }
 
-bool CodedKeys::Dots(const AttentionKernels& kernels, const Payload& payload, int64_t head, int64_t begin, int64_t end,
-                     const float* queries, int64_t query_count, float* scores, int64_t stride) {
+bool CodedKeys::Plan::Fits(const Payload& payload) const {
+  return shape == payload.shape && spec == payload.spec && has_zeros == payload.has_zeros && grid.count == payload.grid.count &&
+         std::equal(grid.div, grid.div + 4, payload.grid.div) && std::equal(grid.stride, grid.stride + 4, payload.grid.stride);
+}
+
+// What all pages of a layer have in common is worked out once.
+void CodedKeys::MakePlan(const Payload& payload) {
+  plan_ = {};
+  plan_.spec = payload.spec;
+  plan_.shape = payload.shape;
+  plan_.grid = payload.grid;
+  plan_.has_zeros = payload.has_zeros;
   const TypeInfo& info = Info(payload.spec.type);
   const Coding& coding = CodingOf(info.type);
   const Grid& grid = payload.grid;
   const int64_t width = payload.shape.width, row_bits = width * info.bits;
   const bool integer = info.family == Family::kInteger && (info.bits == 4 || info.bits == 8);
   const bool kivi = payload.spec.calibration == Calibration::kKivi;  // rounds to f16 after every step
-  if (payload.shape.batch != 1 || !(integer || coding.tabled) || row_bits % 8 != 0 || grid.count == 0 || kivi) return false;
+  if (payload.shape.batch != 1 || !(integer || coding.tabled) || row_bits % 8 != 0 || grid.count == 0 || kivi) return;
 
+  plan_.one_scale = grid.stride[3] == 0 || grid.div[3] >= width;
+  const int64_t block = plan_.one_scale ? width : grid.div[3], per_lane = CodesPerLane(info.bits);
+  // A scale for every channel, or one for less than a lane: a decoded tile is faster.
+  if (!plan_.one_scale && block % per_lane != 0) return;
+  plan_.blocks = CeilDiv(width, block);
+  // Scales of a head lie row after row, blocks side by side; or there is one for all rows.
+  plan_.row_by_row = grid.div[2] == 1 && grid.stride[2] == plan_.blocks;
+  if (!(plan_.row_by_row || (plan_.one_scale && grid.stride[2] == 0))) return;
+
+  plan_.bits = info.bits;
+  plan_.row_bytes = row_bits / 8;
+  plan_.is_signed = integer && info.is_signed;
+  plan_.table = coding.tabled ? coding.table : nullptr;
+  plan_.step = coding.tabled ? coding.step : 1.0f;
+  const int32_t largest = coding.tabled ? coding.most : 1 << info.bits;
+  plan_.most = largest > 1000 ? static_cast<int32_t>(kLeastMost) : 32767;
+  plan_.by_row = plan_.one_scale && width * largest <= INT32_MAX / kLeastMost;  // a whole row in one 32-bit sum
+  if (plan_.by_row) plan_.most = static_cast<int32_t>(std::min<int64_t>(plan_.most, INT32_MAX / (width * largest)));
+  const bool stored_f32 = info.family != Family::kScheme && payload.spec.scale_type == ScaleType::kF32;
+  plan_.in_place = plan_.by_row && plan_.row_by_row && stored_f32 && plan_.step == 1.0f && !payload.has_zeros;
+  plan_.lanes = LanesOf(info.bits, width);
+  plan_.lanes_per_block = CeilDiv(block, per_lane);
+  plan_.usable = true;
+}
+
+bool CodedKeys::Dots(const AttentionKernels& kernels, const Payload& payload, int64_t head, int64_t begin, int64_t end,
+                     const float* queries, int64_t query_count, float* scores, int64_t stride) {
+  if (!plan_.Fits(payload)) MakePlan(payload);
+  if (!plan_.usable) return false;
   CodedRows rows;
-  rows.row_bytes = row_bits / 8;
+  rows.row_bytes = plan_.row_bytes;
   rows.codes = payload.codes.data() + (head * payload.shape.tokens + begin) * rows.row_bytes;
   rows.rows = end - begin;
-  rows.is_signed = integer && info.is_signed;
-  rows.table = coding.tabled ? coding.table : nullptr;
-  const float step = coding.tabled ? coding.step : 1.0f;
-  const int32_t largest = coding.tabled ? coding.most : 1 << info.bits;
-  int32_t most = largest > 1000 ? static_cast<int32_t>(kLeastMost) : 32767;
-
+  rows.is_signed = plan_.is_signed;
+  rows.table = plan_.table;
   const uint8_t* zeros = payload.has_zeros ? payload.zeros.data() : nullptr;
-  const bool one_scale = grid.stride[3] == 0 || grid.div[3] >= width;
-  const int64_t block = one_scale ? width : grid.div[3], per_lane = CodesPerLane(info.bits), blocks = CeilDiv(width, block);
-  if (!one_scale && block % per_lane != 0) {
-    return ByChannel(kernels, payload, head, begin, end, queries, query_count, rows, step, most, scores, stride);
-  }
-  // Scales of a head lie row after row, blocks side by side; or there is one for all rows.
-  const bool row_by_row = grid.div[2] == 1 && grid.stride[2] == blocks;
-  if (!(row_by_row || (one_scale && grid.stride[2] == 0))) return false;
-  const int64_t first = grid.Index(0, head, begin, 0), count = row_by_row ? rows.rows * blocks : 1;
-  const bool by_row = one_scale && width * largest <= INT32_MAX / kLeastMost;  // a whole row in one 32-bit sum
-  if (by_row) most = static_cast<int32_t>(std::min<int64_t>(most, INT32_MAX / (width * largest)));
-
-  const bool scheme = info.family == Family::kScheme;
-  const bool stored_f32 = !scheme && payload.spec.scale_type == ScaleType::kF32;
-  if (by_row && row_by_row && stored_f32 && step == 1.0f && zeros == nullptr) {
+  const int64_t first = payload.grid.Index(0, head, begin, 0), count = plan_.row_by_row ? rows.rows * plan_.blocks : 1;
+  if (plan_.in_place) {
     rows.row_scales = payload.scales.as<float>() + first;
   } else {
-    LoadScales(payload, first, count, step, zeros);
-    if (!row_by_row) {
+    LoadScales(payload, first, count, plan_.step, zeros);
+    if (!plan_.row_by_row) {
       scales_.resize(static_cast<size_t>(rows.rows + 8), scales_[0]);
       if (zeros != nullptr) zeros_.resize(scales_.size(), zeros_[0]);
     }
-    if (by_row) {
+    if (plan_.by_row) {
       scales_.resize(static_cast<size_t>(rows.rows + 8));
       if (zeros != nullptr) zeros_.resize(scales_.size());
       rows.row_scales = scales_.data();
       rows.row_zeros = zeros != nullptr ? zeros_.data() : nullptr;
     } else {
-      const int64_t lanes = LanesOf(info.bits, width), lanes_per_block = CeilDiv(block, per_lane);
-      Spread(scales_.data(), rows.rows, blocks, lanes_per_block, lanes, lane_scales_);
+      Spread(scales_.data(), rows.rows, plan_.blocks, plan_.lanes_per_block, plan_.lanes, lane_scales_);
       rows.lane_scales = lane_scales_.data();
       if (zeros != nullptr) {
-        Spread(zeros_.data(), rows.rows, blocks, lanes_per_block, lanes, lane_zeros_);
+        Spread(zeros_.data(), rows.rows, plan_.blocks, plan_.lanes_per_block, plan_.lanes, lane_zeros_);
         rows.lane_zeros = lane_zeros_.data();
       }
     }
   }
-  kernels.coded_dots(Prepare(kernels, queries, query_count, width, info.bits, most, true), rows, scores, stride);
+  kernels.coded_dots(Prepare(kernels, queries, query_count), rows, scores, stride);
   return true;
 }
 
@@ -239,42 +258,6 @@ void CodedKeys::LoadScales(const Payload& payload, int64_t first, int64_t count,
   for (int64_t i = 0; i < count; ++i) {
     zeros_[static_cast<size_t>(i)] = LoadScaleAt(codec, payload.scales.data(), zeros, payload.global, first + i).zero;
   }
-}
-
-// One scale per channel over a block of tokens: the scales go into the query.
-bool CodedKeys::ByChannel(const AttentionKernels& kernels, const Payload& payload, int64_t head, int64_t begin, int64_t end,
-                          const float* queries, int64_t query_count, CodedRows rows, float step, int32_t most, float* scores,
-                          int64_t stride) {
-  const Grid& grid = payload.grid;
-  const TypeInfo& info = Info(payload.spec.type);
-  const int64_t width = payload.shape.width, tokens = grid.stride[2] == 0 ? payload.shape.tokens : grid.div[2];
-  const int64_t largest = rows.table != nullptr ? CodingOf(info.type).most : int64_t{1} << info.bits;
-  if (payload.has_zeros || tokens < 8 || grid.div[3] != 1 || width * largest > INT32_MAX / kLeastMost) return false;
-  most = static_cast<int32_t>(std::min<int64_t>(most, INT32_MAX / (width * largest)));
-  const Codec codec = MakeCodec(payload.spec);
-  query_.resize(static_cast<size_t>(query_count * width));
-  for (int64_t from = begin; from < end;) {
-    const int64_t to = std::min(end, (from / tokens + 1) * tokens), first_scale = grid.Index(0, head, from, 0);
-    scales_.resize(static_cast<size_t>(width));
-    for (int64_t d = 0; d < width; ++d) {
-      scales_[static_cast<size_t>(d)] =
-          LoadScaleAt(codec, payload.scales.data(), nullptr, payload.global, first_scale + d * grid.stride[3]).value;
-    }
-    for (int64_t q = 0; q < query_count; ++q) {
-      for (int64_t d = 0; d < width; ++d) {
-        query_[static_cast<size_t>(q * width + d)] = queries[q * width + d] * scales_[static_cast<size_t>(d)];
-      }
-    }
-    CodedRows part = rows;
-    part.codes += (from - begin) * rows.row_bytes;
-    part.rows = to - from;
-    zeros_.clear();
-    scales_.assign(static_cast<size_t>(part.rows + 8), step);
-    part.row_scales = scales_.data();
-    kernels.coded_dots(Prepare(kernels, query_.data(), query_count, width, info.bits, most, false), part, scores + (from - begin), stride);
-    from = to;
-  }
-  return true;
 }
 
 }  // namespace kvpages

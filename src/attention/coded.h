@@ -29,14 +29,30 @@ class CodedKeys {
     const float* queries;
     PreparedQueries prepared;
   };
-  const PreparedQueries& Prepare(const AttentionKernels& kernels, const float* queries, int64_t count, int64_t width, int bits,
-                                 int32_t most, bool keep);
-  bool ByChannel(const AttentionKernels& kernels, const Payload& payload, int64_t head, int64_t begin, int64_t end,
-                 const float* queries, int64_t query_count, CodedRows rows, float step, int32_t most, float* scores, int64_t stride);
-  std::vector<Known> prepared_;
-  PreparedQueries folded_;
+  // What follows from a payload's spec, shape and grid.
+  struct Plan {
+    Spec spec;
+    Shape shape;
+    Grid grid;
+    bool has_zeros = false;
+    bool usable = false, is_signed = false;
+    bool one_scale = false;   // for a row
+    bool row_by_row = false;  // scales of their own for every row
+    bool by_row = false;      // a row's products fit one 32-bit sum
+    bool in_place = false;    // scales are used as they lie in the payload
+    int bits = 0;
+    int32_t most = 0;
+    float step = 1.0f;
+    const int16_t* table = nullptr;
+    int64_t row_bytes = 0, blocks = 0, lanes = 0, lanes_per_block = 0;
+    bool Fits(const Payload& payload) const;
+  };
+  void MakePlan(const Payload& payload);
+  const PreparedQueries& Prepare(const AttentionKernels& kernels, const float* queries, int64_t count);
   void LoadScales(const Payload& payload, int64_t first, int64_t count, float step, const uint8_t* zeros);
-  std::vector<float> scales_, lane_scales_, query_;
+  Plan plan_;
+  std::vector<Known> prepared_;
+  std::vector<float> scales_, lane_scales_;
   std::vector<int32_t> zeros_, lane_zeros_;
 };
 

@@ -45,7 +45,9 @@ struct AttentionKernels {
   // sums[q * width + d] += sum over t, in their order, of weights[q * stride + t] * rows[t * width + d]
   void (*mix)(const float* weights, int64_t query_count, int64_t stride, const float* rows, int64_t row_count, int64_t width,
               float* sums);
-  // Replaces scores by exp(score - most), 0 for -infinity, and gives their sum.
+  // The largest score; NaN where one is NaN.
+  float (*largest)(const float* scores, int64_t count);
+  // Replaces scores by exp(score - most), 0 for -infinity, NaN for NaN, and gives their sum.
   float (*exponentials)(float* scores, int64_t count, float most);
   // values[i] *= factor
   void (*multiply)(float* values, int64_t count, float factor);

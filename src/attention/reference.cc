@@ -27,6 +27,15 @@ void Mix(const float* weights, int64_t query_count, int64_t stride, const float*
   }
 }
 
+float Largest(const float* scores, int64_t count) {
+  float largest = -INFINITY;
+  for (int64_t i = 0; i < count; ++i) {
+    if (scores[i] != scores[i]) return scores[i];
+    if (scores[i] > largest) largest = scores[i];
+  }
+  return largest;
+}
+
 float Exponentials(float* scores, int64_t count, float most) {
   float sum = 0;
   for (int64_t i = 0; i < count; ++i) sum += scores[i] = std::exp(scores[i] - most);
@@ -39,7 +48,7 @@ void Multiply(float* values, int64_t count, float factor) {
 
 }  // namespace
 
-const AttentionKernels kReferenceAttention = {"reference", Dots, Mix, Exponentials, Multiply, nullptr, nullptr};
+const AttentionKernels kReferenceAttention = {"reference", Dots, Mix, Largest, Exponentials, Multiply, nullptr, nullptr};
 
 const AttentionKernels& AttentionKernelsFor(std::string_view backend) {
   for (const AttentionKernels* kernels : SimdAttention()) {

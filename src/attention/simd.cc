@@ -105,6 +105,29 @@ void Mix(const float* HWY_RESTRICT weights, int64_t query_count, int64_t stride,
   }
 }
 
+float Largest(const float* HWY_RESTRICT scores, int64_t count) {
+  const DF d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  float largest = -std::numeric_limits<float>::infinity();
+  VF most = hn::Set(d, largest), check = hn::Zero(d);
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const VF x = hn::LoadU(d, scores + i);
+    most = hn::Max(most, x);
+    check = hn::Add(check, x);  // NaN once one was; also of infinities of both signs, which are looked at again
+  }
+  for (; i < count; ++i) {
+    if (scores[i] != scores[i]) return scores[i];
+    largest = std::max(largest, scores[i]);
+  }
+  if (!hn::AllFalse(d, hn::IsNaN(check))) {
+    for (i = 0; i < count; ++i) {
+      if (scores[i] != scores[i]) return scores[i];
+    }
+  }
+  return std::max(largest, hn::ReduceMax(d, most));
+}
+
 float Exponentials(float* HWY_RESTRICT scores, int64_t count, float most) {
   const DF d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -114,7 +137,7 @@ float Exponentials(float* HWY_RESTRICT scores, int64_t count, float most) {
   for (int64_t i = 0; i < count; i += lanes) {
     const auto left = static_cast<size_t>(std::min(lanes, count - i));
     const VF x = hn::Sub(hn::LoadN(d, scores + i, left), shift);
-    const VF e = hn::IfThenElseZero(hn::Gt(x, low), hn::Exp(d, hn::Max(x, low)));
+    const VF e = hn::IfThenElse(hn::IsNaN(x), x, hn::IfThenElseZero(hn::Gt(x, low), hn::Exp(d, hn::Max(x, low))));
     hn::StoreN(e, d, scores + i, left);
     sum = hn::Add(sum, hn::IfThenElseZero(hn::FirstN(d, left), e));
   }
@@ -303,7 +326,7 @@ void CodedDots(const PreparedQueries& queries, const CodedRows& rows, float* sco
 }
 
 constexpr AttentionKernels TableOf(const char* name) {
-  return {name, Dots, Mix, Exponentials, Multiply, Prepare, CodedDots};
+  return {name, Dots, Mix, Largest, Exponentials, Multiply, Prepare, CodedDots};
 }
 
 }  // namespace

@@ -92,10 +92,13 @@ Result<Bytes> CenterOf(const InstanceRef& instance, const TensorView& view, int6
     std::memset(sum, 0, static_cast<size_t>(width) * 4);
     for (int64_t t = 0; t < tokens; ++t) {
       instance->backend->widen(view.type, RowAt(view, 0, h, t), row, width);
-      for (int64_t d = 0; d < width; ++d) sum[d] += row[d];
+      for (int64_t d = 0; d < width; ++d) sum[d] += IsFinite(row[d]) ? row[d] : 0.0f;  // a centre must be finite
     }
     const float factor = tokens > 0 ? 1.0f / static_cast<float>(tokens) : 0.0f;
-    for (int64_t d = 0; d < width; ++d) center.as<uint16_t>()[h * width + d] = ToBF16(sum[d] * factor);
+    for (int64_t d = 0; d < width; ++d) {
+      const uint16_t mean = ToBF16(sum[d] * factor);
+      center.as<uint16_t>()[h * width + d] = IsFinite(FromBF16(mean)) ? mean : uint16_t{0};
+    }
   }
   return center;
 }

@@ -19,14 +19,23 @@ const CacheSide& SideOf(const CachePage& page, bool value_side) { return value_s
 const char* SideName(bool value_side) { return value_side ? "value" : "key"; }
 int64_t ElementBytes(Type dense) { return Info(dense).bits / 8; }
 
+// Tokens that a page of a side must lie behind the end before it is due.
+int64_t Behind(const ModelConfig& config, bool value_side) {
+  return value_side ? std::max(config.keep_recent, config.residual) : config.keep_recent;
+}
+
+// Keys are encoded `residual` tokens at a time.
+int64_t WholeGroups(const ModelConfig& config, bool value_side, int64_t due) {
+  const int64_t group = !value_side && config.residual > 0 ? config.residual / config.page_tokens : 1;
+  return due / group * group;
+}
+
 // How many of a side's closed dense pages are due, oldest first. `ends`: where these pages end, ascending; `end`: tokens
 // of the layer.
 int64_t DueCount(const ModelConfig& config, bool value_side, int64_t end, std::span<const int64_t> ends) {
-  const int64_t behind = value_side ? std::max(config.keep_recent, config.residual) : config.keep_recent;
   int64_t due = 0;
-  while (due < static_cast<int64_t>(ends.size()) && end - ends[static_cast<size_t>(due)] >= behind) ++due;
-  const int64_t group = !value_side && config.residual > 0 ? config.residual / config.page_tokens : 1;
-  return due / group * group;
+  while (due < static_cast<int64_t>(ends.size()) && end - ends[static_cast<size_t>(due)] >= Behind(config, value_side)) ++due;
+  return WholeGroups(config, value_side, due);
 }
 
 Result<std::shared_ptr<Payload>> NewDense(const InstanceRef& instance, Type type, int64_t heads, int64_t tokens, int64_t width) {
@@ -231,7 +240,8 @@ Status ModelCache::MakeWritable(CachePage& page) const {
 }
 
 // Rounds tokens [begin, begin + count) of the view into rows from `row` on.
-Status ModelCache::Write(CacheSide& side, int64_t row, const TensorView& view, int64_t begin, int64_t count) const {
+Status ModelCache::Write(CacheSide& side, int64_t row, const TensorView& view, int64_t begin, int64_t count,
+                         NonFinite non_finite, const char* argument) const {
   const Backend& backend = *instance_->backend;
   Payload& page = *side.writable;
   const int64_t width = page.shape.width, to_size = ElementBytes(page.dense_type), from_size = ElementBytes(view.type);
@@ -255,6 +265,12 @@ Status ModelCache::Write(CacheSide& side, int64_t row, const TensorView& view, i
         values = wide.as<float>();
       }
       backend.narrow(page.dense_type, values, to, run * width);
+      // What is finite may be infinity in fewer bits, and could never be encoded.
+      const int64_t at = non_finite == NonFinite::kError ? backend.first_non_finite(page.dense_type, to, run * width) : -1;
+      if (at >= 0) {
+        return MakeError(Code::kNonFinite, argument, "must fit " + std::string(Info(page.dense_type).name) + ", the type of dense pages",
+                         Text(static_cast<double>(values[at])));
+      }
     }
   }
   return Ok();
@@ -273,8 +289,9 @@ Status ModelCache::Store(int64_t index, const TensorView& keys, const TensorView
       CachePage& page = layer.pages.back();
       KVP_TRY(MakeWritable(page));
       const int64_t count = std::min(page.capacity() - page.length, keys.shape.tokens - done);
-      KVP_TRY(Write(page.key, page.length, keys, done, count));
-      KVP_TRY(Write(page.value, page.length, values, done, count));
+      const LayerConfig& config = config_->layers[static_cast<size_t>(index)];
+      KVP_TRY(Write(page.key, page.length, keys, done, count, config.key.options.non_finite, "keys"));
+      KVP_TRY(Write(page.value, page.length, values, done, count, config.value.options.non_finite, "values"));
       page.length += count;
       layer.end += count;
       done += count;
@@ -346,7 +363,8 @@ Result<FreezeReport> ModelCache::Freeze(int64_t layer) {
   return report;
 }
 
-// f32 sum in token order of the first 64 tokens behind the kept ones, times 1/64, rounded to bf16.
+// f32 sum in token order of the first 64 tokens behind the kept ones, times 1/64, rounded to bf16. What is not finite
+// counts as 0: a centre must be finite.
 Status ModelCache::FindCenter(CacheLayer& layer, const LayerConfig& config) const {
   const int64_t width = config.key.width;
   KVP_ASSIGN(Bytes center, Bytes::AllocateRaw(static_cast<uint64_t>(config.heads * width) * 2, instance_->budget));
@@ -358,10 +376,13 @@ Status ModelCache::FindCenter(CacheLayer& layer, const LayerConfig& config) cons
     if (page.kept) continue;
     for (int64_t t = 0; t < page.length && left > 0; ++t, --left) {
       KVP_TRY(Decode(instance_, *page.key.payload, t, t + 1, rows, 0, width, width));
-      for (int64_t i = 0; i < config.heads * width; ++i) sum[i] += rows[i];
+      for (int64_t i = 0; i < config.heads * width; ++i) sum[i] += IsFinite(rows[i]) ? rows[i] : 0.0f;
     }
   }
-  for (int64_t i = 0; i < config.heads * width; ++i) center.as<uint16_t>()[i] = ToBF16(sum[i] * (1.0f / kCenterTokens));
+  for (int64_t i = 0; i < config.heads * width; ++i) {
+    const uint16_t mean = ToBF16(sum[i] * (1.0f / kCenterTokens));
+    center.as<uint16_t>()[i] = IsFinite(FromBF16(mean)) ? mean : uint16_t{0};
+  }
   layer.center = std::move(center);
   return Ok();
 }
@@ -763,14 +784,13 @@ CacheStats EstimateBytes(const ModelConfig& config, int64_t tokens) {
   const int64_t kept = std::min(tokens, config.keep_first), behind = tokens - kept;
   const int64_t full = behind / config.page_tokens, rest = behind % config.page_tokens;
   for (const LayerConfig& layer : config.layers) {
-    std::vector<int64_t> ends;
     const bool wait = layer.key.spec.center && behind < kCenterTokens;
-    for (int64_t i = 0; i < (wait ? 0 : full); ++i) ends.push_back(kept + (i + 1) * config.page_tokens);
     int64_t frozen[2];
     for (const bool value_side : {false, true}) {
       const SideConfig& side = SideOf(layer, value_side);
       const Shape shape{1, layer.heads, config.page_tokens, side.width};
-      frozen[value_side] = DueCount(config, value_side, tokens, ends);
+      const int64_t old = std::max<int64_t>(0, behind - Behind(config, value_side)) / config.page_tokens;
+      frozen[value_side] = wait ? 0 : WholeGroups(config, value_side, old);
       const int64_t row = layer.heads * side.width * ElementBytes(config.hot), pages = frozen[value_side];
       const int64_t dense_pages = full - pages + (rest > 0);
       stats.kept_bytes += static_cast<uint64_t>((kept > 0 ? config.keep_first : 0) * row);

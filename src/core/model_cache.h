@@ -138,7 +138,8 @@ class ModelCache {
   Status Store(int64_t layer, const TensorView& keys, const TensorView& values);
   Result<CachePage> NewPage(int64_t layer, int64_t start, bool kept) const;
   Status MakeWritable(CachePage& page) const;
-  Status Write(CacheSide& side, int64_t row, const TensorView& view, int64_t begin, int64_t count) const;
+  Status Write(CacheSide& side, int64_t row, const TensorView& view, int64_t begin, int64_t count, NonFinite non_finite,
+               const char* argument) const;
 
   InstanceRef instance_;
   std::shared_ptr<const ModelConfig> config_;

@@ -27,26 +27,28 @@ struct MessageExtras {
   std::string affine;   // of the AffineLayoutProto
 };
 
+// Attention goes through very many of them: what it reads of each comes first.
 struct Payload {
   PayloadKind kind = PayloadKind::kDense;
+  Type dense_type = Type::f32;  // kDense
+  bool has_zeros = false;       // affine: whether the message had a zero point
+  uint8_t zero_byte = 0;        // affine per tensor: the byte as given, high bits and all
+  float global = 1.0f;
   Shape shape;  // tokens is the capacity
-
-  // kDense
-  Type dense_type = Type::f32;
-  Bytes data;  // shape.elements() of dense_type, rows past the page's length included
 
   // kEncoded
   Spec spec;                 // for a file's affine layout: type, `given`, f32, and axis where a spec word has it
-  bool affine = false;       // written as AffineLayoutProto with `axis` and `block`, else as kvpages.<spec>.v1
-  int axis = -1;             // -1: per tensor
-  int64_t block = 0;         // 0: one scale per index of the axis
   Grid grid;
-  Bytes codes, scales, zeros;  // arrays as in formats/spec.h; affine: f32 scales, zero points one byte each
-  bool has_zeros = false;      // affine: whether the message had a zero point
-  uint8_t zero_byte = 0;       // affine per tensor: the byte as given, high bits and all
-  float global = 1.0f;
-  SharedBytes center;          // bf16 [heads, width], empty without +center; one block for all pages of a layer
+  Bytes codes, scales;
+  Bytes zeros;                 // arrays as in formats/spec.h; affine: f32 scales, zero points one byte each
   int64_t hadamard = 0;        // run length, 0 without +hadamard
+  SharedBytes center;          // bf16 [heads, width], empty without +center; one block for all pages of a layer
+  bool affine = false;         // written as AffineLayoutProto with `axis` and `block`, else as kvpages.<spec>.v1
+  int axis = -1;               // -1: per tensor
+  int64_t block = 0;           // 0: one scale per index of the axis
+
+  // kDense
+  Bytes data;  // shape.elements() of dense_type, rows past the page's length included
 
   // kOpaque
   Bytes message;          // the serialized EncodedValueProto

@@ -16,6 +16,10 @@
 #include "attention/attend.h"
 #include "attention/coded.h"
 #include "attention/kernels.h"
+#if !defined(__EMSCRIPTEN__) && !defined(_WIN32)
+#include <dlfcn.h>
+#define KVP_DLOPEN 1
+#endif
 
 namespace kvpages {
 namespace {
@@ -115,43 +119,94 @@ void AppendRows(const InstanceRef& instance) {
 
 void ScoreRows(const InstanceRef& instance, double copy) {
   constexpr int64_t kKeys = 131072, kWidth = 128;
-  const auto keys = Noise(kKeys * kWidth), query = Noise(kWidth, 2);
+  const auto query = Noise(kWidth, 2);
   std::vector<float> scores(kKeys);
   const AttentionKernels& kernels = AttentionKernelsFor(instance->backend->name);
-  for (const char* spec : {"int4/token/128/absmax/f32", "int8/token/128/absmax/f32", "lm4/token/64/mse/e4m3", "nvfp4", "f32"}) {
-    // Pages of 16 keys, as a cache has them.
+  const struct {
+    const char* spec;
+    int64_t page;  // keys
+  } rows[] = {{"int4/token/128/absmax/f32", 16}, {"int4/token/128/absmax/f32", 1024}, {"int8/token/128/absmax/f32", 16},
+              {"lm4/token/64/mse/e4m3", 16},     {"nvfp4", 16},                      {"f32", 16}};
+  for (const auto& [spec, tokens] : rows) {
+    const auto keys = Noise(64 * tokens * kWidth);
     std::vector<PayloadRef> pages;
-    for (int64_t i = 0; i < kKeys; i += 16) {
+    for (int64_t i = 0; i < kKeys / tokens; ++i) {
       // Memory of its own for every page, the same numbers again and again.
-      if (i >= 64 * 16) {
-        pages.push_back(Must(CutPayload(instance, *pages[static_cast<size_t>(i / 16 % 64)], 16)));
+      if (i >= 64) {
+        pages.push_back(Must(CutPayload(instance, *pages[static_cast<size_t>(i % 64)], tokens)));
         continue;
       }
-      pages.push_back(Must(Encode(instance, ContiguousView(keys.data() + i * kWidth, Type::f32, {1, 1, 16, kWidth}), 16,
+      pages.push_back(Must(Encode(instance, ContiguousView(keys.data() + i * tokens * kWidth, Type::f32, {1, 1, tokens, kWidth}), tokens,
                                   Must(ParseSpec(spec, "spec")), {}, "keys")));
     }
     CodedKeys coded;
-    std::vector<float> tile(16 * kWidth);
+    std::vector<float> tile(static_cast<size_t>(tokens * kWidth));
     bool from_codes = true;
     const double took = Best([&] {
       coded.Forget();
       for (size_t i = 0; i < pages.size(); ++i) {
         const Payload& page = *pages[i];
-        float* out = scores.data() + i * 16;
+        float* out = scores.data() + static_cast<int64_t>(i) * tokens;
         FetchAhead(i + 1 < pages.size() ? pages[i + 1].get() : nullptr, i + 2 < pages.size() ? pages[i + 2].get() : nullptr);
         if (page.kind == PayloadKind::kDense) {
-          kernels.dots(query.data(), 1, page.data.as<float>(), 16, kWidth, out, 16);
+          kernels.dots(query.data(), 1, page.data.as<float>(), tokens, kWidth, out, tokens);
           from_codes = false;
-        } else if (kernels.coded_dots == nullptr || !coded.Dots(kernels, page, 0, 0, 16, query.data(), 1, out, 16)) {
-          Must(Decode(instance, page, 0, 16, tile.data(), 0, 16 * kWidth, kWidth));
-          kernels.dots(query.data(), 1, tile.data(), 16, kWidth, out, 16);
+        } else if (kernels.coded_dots == nullptr || !coded.Dots(kernels, page, 0, 0, tokens, query.data(), 1, out, tokens)) {
+          Must(Decode(instance, page, 0, tokens, tile.data(), 0, tokens * kWidth, kWidth));
+          kernels.dots(query.data(), 1, tile.data(), tokens, kWidth, out, tokens);
           from_codes = false;
         }
       }
     });
-    std::printf("scores of 1 query, 131072 keys of 128, %-26s %7.3f ms, %6.3f of memcpy of 64 MiB%s\n", spec, took * 1e3, took / copy,
-                from_codes ? "" : " (not from codes)");
+    std::printf("scores of 1 query, 131072 keys of 128, pages of %4lld, %-26s %7.3f ms, %6.3f of memcpy of 64 MiB%s\n",
+                static_cast<long long>(tokens), spec, took * 1e3, took / copy, from_codes ? "" : " (not from codes)");
   }
+}
+
+// The products of llama.cpp's own build over the same pages of 16 keys; its query has 8 bits, ours 14 to 16.
+void LlamaScoreRows(const InstanceRef& instance, double copy) {
+#if defined(KVP_DLOPEN) && defined(__x86_64__)
+  constexpr int64_t kKeys = 131072, kWidth = 128;
+  const std::string folder = KVP_TESTS_DIR "/../node_modules/@node-llama-cpp/linux-x64/bins/linux-x64/";
+  const char* best = __builtin_cpu_supports("avx512vl") ? "skylakex" : __builtin_cpu_supports("avx2") ? "haswell" : "sse42";
+  void* library = dlopen((folder + "libggml-base.so").c_str(), RTLD_NOW | RTLD_GLOBAL);
+  if (library != nullptr) library = dlopen((folder + "libggml-cpu-" + best + ".so").c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    std::printf("llama.cpp's products are not here: %s\n", dlerror());
+    return;
+  }
+  using Quantize = void (*)(const float*, void*, int64_t);
+  using Dot = void (*)(int, float*, size_t, const void*, size_t, const void*, size_t, int);
+  const auto quantize = reinterpret_cast<Quantize>(dlsym(library, "quantize_row_q8_0"));
+  const auto query = Noise(kWidth, 2), keys = Noise(64 * 16 * kWidth);
+  std::vector<uint8_t> blocks(kWidth / 32 * 34);
+  std::vector<float> scores(kKeys);
+  for (const std::string type : {"q8_0", "q4_0"}) {
+    const auto dot = reinterpret_cast<Dot>(dlsym(library, ("ggml_vec_dot_" + type + "_q8_0").c_str()));
+    if (quantize == nullptr || dot == nullptr) continue;
+    quantize(query.data(), blocks.data(), kWidth);
+    std::vector<PayloadRef> pages;
+    for (size_t i = 0; i < kKeys / 16; ++i) {
+      pages.push_back(i < 64 ? Must(Encode(instance, ContiguousView(keys.data() + i * 16 * kWidth, Type::f32, {1, 1, 16, kWidth}), 16,
+                                           Must(ParseSpec(type, "spec")), {}, "keys"))
+                             : Must(CutPayload(instance, *pages[i % 64], 16)));
+    }
+    const double took = Best([&] {
+      for (size_t i = 0; i < pages.size(); ++i) {
+        FetchAhead(i + 1 < pages.size() ? pages[i + 1].get() : nullptr, i + 2 < pages.size() ? pages[i + 2].get() : nullptr);
+        const size_t row = pages[i]->codes.size() / 16;
+        for (size_t t = 0; t < 16; ++t) {
+          dot(kWidth, scores.data() + i * 16 + t, 0, pages[i]->codes.data() + t * row, 0, blocks.data(), 0, 1);
+        }
+      }
+    });
+    std::printf("scores of 1 query, 131072 keys of 128, pages of   16, llama.cpp %-16s %7.3f ms, %6.3f of memcpy of 64 MiB\n",
+                type.c_str(), took * 1e3, took / copy);
+  }
+#else
+  (void)instance;
+  (void)copy;
+#endif
 }
 
 void AttendRows(const InstanceRef& instance) {
@@ -215,13 +270,16 @@ int Main(int argc, char** argv) {
   const char* kernels = std::getenv("KVPAGES_KERNELS");
   instance->backend = Must(ChooseBackend(kernels == nullptr ? "" : kernels));
   std::printf("kernels: %s\n", instance->backend->name);
-  if (argc > 1 && std::strcmp(argv[1], "soak") == 0) return Soak(instance, argc > 2 ? std::atof(argv[2]) : 600);
+  if (argc > 1 && std::strcmp(argv[1], "soak") == 0) return Soak(instance, argc > 2 ? std::strtod(argv[2], nullptr) : 600);
   std::vector<uint8_t> from(64 << 20, 1), to(64 << 20);
   const double copy = Best([&] { std::memcpy(to.data(), from.data(), from.size()); });
   std::printf("memcpy of 64 MiB: %.2f ms\n", copy * 1e3);
   const std::string part = argc > 1 ? argv[1] : "";
   if (part.empty() || part == "append") AppendRows(instance);
-  if (part.empty() || part == "scores") ScoreRows(instance, copy);
+  if (part.empty() || part == "scores") {
+    ScoreRows(instance, copy);
+    LlamaScoreRows(instance, copy);
+  }
   if (part.empty() || part == "attend") AttendRows(instance);
   return 0;
 }

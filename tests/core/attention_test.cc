@@ -8,6 +8,7 @@
 #include <cmath>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <random>
 
 #include "attention/coded.h"
@@ -301,7 +302,7 @@ TEST_P(AttentionTest, ProductsFromCodes) {
       if (!made.ok()) continue;
       std::vector<float> thawed(static_cast<size_t>(shape.elements())), query(static_cast<size_t>(2 * width)), scores(2 * 16, 7.0f);
       ASSERT_TRUE(Decode(instance_, *made.value(), 0, 11, thawed.data(), 0, 11 * width, width).ok());
-      const bool levels = Info(spec.type).family == Family::kLevels, channel = spec.axis == Axis::kChannel;
+      const bool levels = Info(spec.type).family == Family::kLevels;
       const float most = levels ? 16383.0f : 32767.0f;
       for (size_t i = 0; i < query.size(); ++i) query[i] = i % static_cast<size_t>(width) == 1 ? most : static_cast<float>(static_cast<int>(random() % 2000) - 1000);
       CodedKeys coded;
@@ -317,9 +318,8 @@ TEST_P(AttentionTest, ProductsFromCodes) {
               sum += std::fabs(x * k);
               largest = std::max(largest, std::fabs(k));
             }
-            // Scales in the query leave it no integers; levels are rounded themselves, by 2^-15 of the largest.
+            // Levels are rounded themselves, by 2^-15 of the largest.
             double bound = 4e-7 * sum + 1e-30;
-            if (channel) bound += std::ldexp(1, -16) * most * 16.0 * static_cast<double>(width);
             if (levels) bound += std::pow(2, -10.5) * sum;
             ASSERT_NEAR(scores[static_cast<size_t>(q * 16 + t - 2)], exact, bound) << "width " << width << " row " << t;
           }
@@ -353,6 +353,53 @@ TEST_P(AttentionTest, PartsMergeByTheirLogSums) {
   for (const double w : weight) EXPECT_NEAR(w, 1, 1e-5);
 }
 
+TEST_P(AttentionTest, LetInNaNIsSeen) {
+  ModelConfig config = Config(1, 16, SpecOf("int8/token"), SpecOf("int8/token"));
+  config.layers[0].key.options.non_finite = NonFinite::kPass;
+  config.hot = Type::f32;
+  Random random(2);
+  const auto values = Noise(random, 40 * 16), query = Noise(random, 16);
+  const Shape shape{1, 1, 40, 16};
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    ModelCache cache = Make(config);
+    auto keys = values;
+    keys[30 * 16] = bad;
+    ASSERT_TRUE(cache.Append(0, ContiguousView(keys.data(), Type::f32, shape), ContiguousView(values.data(), Type::f32, shape)).ok());
+    std::vector<float> out(16), lse(1);
+    const TensorView view = ContiguousView(query.data(), Type::f32, {1, 1, 1, 16});
+    AttendOptions options;
+    options.scale = query[0] < 0 ? -1.0 : 1.0;
+    ASSERT_TRUE(Attend(cache, 0, view, options, out.data(), lse.data()).ok());
+    for (const float x : out) EXPECT_TRUE(std::isnan(x)) << x;
+    EXPECT_TRUE(std::isnan(lse[0])) << lse[0];
+    options.query_start = 29;
+    ASSERT_TRUE(Attend(cache, 0, view, options, out.data(), lse.data()).ok());
+    for (const float x : out) EXPECT_FALSE(std::isnan(x)) << "a query that does not see it";
+  }
+}
+
+TEST_P(AttentionTest, LargestAndExponentials) {
+  const AttentionKernels& kernels = AttentionKernelsFor(GetParam()->name);
+  Random random(4);
+  const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  for (int64_t count = 1; count < 40; ++count) {
+    auto scores = Noise(random, count);
+    EXPECT_EQ(kernels.largest(scores.data(), count), *std::max_element(scores.begin(), scores.end()));
+    scores[static_cast<size_t>(count / 3)] = -infinity;
+    scores[static_cast<size_t>(count / 2)] = infinity;
+    EXPECT_EQ(kernels.largest(scores.data(), count), infinity);
+    scores[static_cast<size_t>(random() % static_cast<uint64_t>(count))] = nan;
+    EXPECT_TRUE(std::isnan(kernels.largest(scores.data(), count)));
+    std::vector<float> weights = {0.5f, -infinity, nan};
+    EXPECT_TRUE(std::isnan(kernels.exponentials(weights.data(), 3, 0.5f)));
+    EXPECT_EQ(weights[0], 1.0f);
+    EXPECT_EQ(weights[1], 0.0f);
+    EXPECT_TRUE(std::isnan(weights[2]));
+  }
+  const std::vector<float> nothing(5, -infinity);
+  EXPECT_EQ(kernels.largest(nothing.data(), 5), -infinity);
+}
+
 TEST_P(AttentionTest, RefusesAndNames) {
   Random random(3);
   ModelConfig config = Config(2, 8, SpecOf("int8/token"), SpecOf("int8/token"));
@@ -377,6 +424,10 @@ TEST_P(AttentionTest, RefusesAndNames) {
   options = {};
   options.sink_logits = {query.data(), 3};
   EXPECT_EQ(message(0, {1, 4, 1, 8}, options), "layer 0: sinkLogits: must be one per query head, 4, got 3");
+  options = {};
+  const float logits[] = {0, -INFINITY, std::numeric_limits<float>::quiet_NaN(), 1};
+  options.sink_logits = logits;
+  EXPECT_EQ(message(0, {1, 4, 1, 8}, options), "layer 0: sinkLogits: must be below infinity, got NaN");
   options = {};
   options.window = -2;
   EXPECT_EQ(message(0, {1, 4, 1, 8}, options), "layer 0: window: must not be negative, got -2");

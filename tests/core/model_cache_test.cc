@@ -421,6 +421,49 @@ TEST_P(ModelCacheTest, NothingFreezesBeforeTheCenterIsKnown) {
   EXPECT_EQ(cache.Freeze(-1).value().key.pages, 0) << "a page is encoded once";
 }
 
+TEST_P(ModelCacheTest, NonFiniteValuesAreRefusedOrStayWhereTheyAre) {
+  Random random(9);
+  const Shape shape{1, 1, 80, 8};
+  auto values = Noise(random, 80 * 8);
+  // Finite, but beyond f16: it could never be encoded, so it must not get in.
+  ModelConfig config = Config(2, 1, 8, "int8/token", "int8/token");
+  config.hot = Type::f16;
+  ModelCache narrow = Make(config);
+  auto large = values;
+  large[70 * 8 + 3] = -1e6f;
+  const TensorView good = ContiguousView(values.data(), Type::f32, shape), bad = ContiguousView(large.data(), Type::f32, shape);
+  Status status = narrow.Append(0, good, bad);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code, Code::kNonFinite);
+  EXPECT_EQ(status.error().message, "layer 0: values: must fit f16, the type of dense pages, got -1e+06");
+  const TensorView keys[] = {good, bad}, others[] = {good, good};
+  status = narrow.AppendAll(keys, others);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().layer, 1);
+  EXPECT_EQ(narrow.tokens(), 0);
+  EXPECT_EQ(narrow.Stats().bytes(), 0u);
+  ASSERT_TRUE(narrow.AppendAll(others, others).ok());
+  ASSERT_TRUE(narrow.Freeze(-1).ok());
+
+  // Let in, they must not spoil the centre, and with it the layer and its file.
+  config = Config(1, 1, 8, "int8/token+center", "int8/token");
+  config.layers[0].key.options.non_finite = NonFinite::kSaturate;
+  ModelCache cache = Make(config);
+  auto holes = values;
+  holes[10 * 8 + 2] = std::numeric_limits<float>::quiet_NaN();
+  holes[12 * 8 + 5] = std::numeric_limits<float>::infinity();
+  ASSERT_TRUE(cache.Append(0, ContiguousView(holes.data(), Type::f32, shape), good).ok());
+  ASSERT_TRUE(cache.Freeze(-1).ok());
+  EXPECT_GT(cache.Stats().frozen_pages, 3);
+  std::vector<float> thawed(80 * 8);
+  ASSERT_TRUE(cache.Read(0, false, 4, 68, thawed.data(), 0, 8).ok());
+  for (size_t i = 0; i < 64 * 8; ++i) {
+    EXPECT_TRUE(IsFinite(thawed[i])) << i;
+    const bool spoilt = i / 8 == 6 || i / 8 == 8;
+    EXPECT_TRUE(spoilt || std::fabs(thawed[i] - values[32 + i]) < 0.2f) << i;
+  }
+}
+
 TEST_P(ModelCacheTest, EstimateIsWhatStatsCounts) {
   Random random(11);
   for (const int64_t residual : {0, 32}) {

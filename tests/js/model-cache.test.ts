@@ -385,6 +385,33 @@ describe('save and restore', () => {
     expect(cache.serialize()).toEqual(bytes);
   });
 
+  it('stops in the middle of writing, and the stream hears of it', async () => {
+    using cache = kv.createCache({ ...shape, key: 'f32', value: 'f32', hot: 'f32' });
+    fill(cache, 5000, 1);
+    const used = kv.usedBytes;
+    const reason = new Error('enough');
+    const controller = new AbortController();
+    const seen: number[] = [];
+    let ended: unknown;
+    const sink = new WritableStream<Uint8Array>({ close: () => void (ended = 'closed'), abort: (why) => void (ended = why) });
+    const onProgress = ({ done, total }: { done: number; total: number }) => {
+      seen.push(done / total);
+      controller.abort(reason);
+    };
+    const error = await failure(cache.writeTo(sink, { signal: controller.signal, onProgress }));
+    expect(error).toMatchObject({ code: 'ERR_ABORTED', cause: reason });
+    expect(ended).toBe(error);
+    expect(seen.length).toBe(1);
+    expect(seen[0]).toBeLessThan(1);
+    expect(kv.usedBytes).toBe(used);
+    // A sink that fails ends it as well.
+    const broken = new WritableStream<Uint8Array>({ write: () => Promise.reject(reason) });
+    await expect(cache.writeTo(broken)).rejects.toBe(reason);
+    expect(kv.usedBytes).toBe(used);
+    using restored = await kv.restoreAsync(cache.chunks());
+    expect(restored.tokens).toBe(5000);
+  });
+
   it('refuses another model, shape or spec with both values, and any damage', () => {
     using cache = example();
     const bytes = cache.serialize({ model: 'smollm2' });
@@ -421,6 +448,9 @@ describe('refusals', () => {
     expect(errorOf(() => cache.attend(7, { dims: [2, 1, 16], data: noise(32) })).message).toBe('layer: must be 0 to 1, got 7');
     expect(errorOf(() => cache.truncate(2)).message).toBe('layer 0: tokens: must be 0 to the 1 tokens of the layer, got 2');
     expect(errorOf(() => cache.read(0, { end: 2 })).code).toBe('ERR_ARGUMENT');
+    expect(errorOf(() => cache.read(0, { end: 1e12 })).message).toBe('end: must be an integer from 0 to 1, got 1e+12');
+    expect(errorOf(() => cache.attend(0, { dims: [2, 1e9, 16], data: noise(32) })).code).toBe('ERR_SHAPE');
+    expect(() => kv.fromPaged([cache as never], options)).toThrow(new TypeError('layers[0]: must be a PagedCache, got a ModelCache'));
     expect(errorOf(() => kv.createCache({ ...options, key: 'int9' }))).toMatchObject({ code: 'ERR_SPEC', layer: 0, side: 'key' });
     expect(errorOf(() => kv.createCache({ ...options, key: ['int8', 'int8', 'int8'] })).message).toBe(
       'key: needs one for all layers or one for each of the 2, got 3',
