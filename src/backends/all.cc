@@ -38,7 +38,7 @@ int64_t ScratchFloats(const Spec& spec, const Shape& shape) {
     rows = shape.rows() / (spec.axis == Axis::kHead ? std::max<int64_t>(shape.heads, 1) : 1);
   } else if (spec.axis == Axis::kChannel) {
     rows = std::min(spec.block, shape.tokens);
-  } else if (spec.calibration == Calibration::kMse) {
+  } else if (spec.axis == Axis::kToken) {
     constexpr int64_t kSearchRows = 16;
     rows = std::min(kSearchRows, shape.tokens);
   }

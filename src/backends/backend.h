@@ -36,7 +36,7 @@ struct QuantizeJob {
   float* scratch = nullptr;  // ScratchFloats(spec, shape) elements, not cleared
 };
 // Working memory of `quantize`: the payload for a search over a tensor or head, a block of rows for `channel`, 16 rows
-// for a search over `token`, else a row.
+// for `token`, else a row.
 int64_t ScratchFloats(const Spec& spec, const Shape& shape);
 
 // Decodes rows [begin, end) of every batch and head to f32 (back-rotated and un-centred).

@@ -102,25 +102,22 @@ HWY_INLINE VF DecodeE5M2(VU code) { return WidenF16(hn::ShiftLeft<8>(code)); }
 
 template <bool kTowardZero>
 HWY_INLINE VU EncodeE2M1(VF x) {
-  const VF a = hn::Abs(x);
-  VU code = hn::Zero(DU());
-  const auto above = [&](float border) { code = hn::Sub(code, hn::VecFromMask(DU(), hn::RebindMask(DU(), hn::Gt(a, Value(border))))); };
-  const auto from = [&](float border) { code = hn::Sub(code, hn::VecFromMask(DU(), hn::RebindMask(DU(), hn::Ge(a, Value(border))))); };
-  above(0.25f);
-  above(1.25f);
-  above(2.5f);
-  above(5.0f);
-  if (kTowardZero) {
-    above(0.75f);
-    above(1.75f);
-    above(3.5f);
+  const VU magnitude = hn::And(Bits(x), Word(0x7fffffff));
+  VU code;
+  if constexpr (kTowardZero) {
+    code = hn::Zero(DU());
+    for (const float border : {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f}) {
+      code = hn::Sub(code, hn::VecFromMask(DU(), hn::RebindMask(DU(), hn::Gt(Float(magnitude), Value(border)))));
+    }
   } else {
-    from(0.75f);
-    from(1.75f);
-    from(3.5f);
+    // Nearest even, below 1 in steps of 1/2, above with one bit of mantissa.
+    const VU odd = hn::And(hn::ShiftRight<22>(magnitude), Word(1));
+    const VU normal = hn::ShiftRight<22>(hn::Add(hn::Add(magnitude, Word(0x1fffffu - (126u << 23))), odd));
+    const VU small = hn::Sub(Bits(hn::Add(Float(magnitude), Value(4194304.0f))), Word(0x4a800000));
+    code = hn::Min(Choose(hn::RebindMask(DU(), hn::Lt(Float(magnitude), Value(1.0f))), small, normal), Word(7));
   }
   code = hn::Or(code, hn::And(hn::ShiftRight<28>(Bits(x)), Word(8)));
-  return Choose(hn::Gt(hn::And(Bits(x), Word(0x7fffffff)), Word(0x7f800000)), hn::Zero(DU()), code);
+  return Choose(hn::Gt(magnitude, Word(0x7f800000)), hn::Zero(DU()), code);
 }
 HWY_INLINE VF DecodeE2M1(VU code) {
   const VU sign = hn::ShiftLeft<28>(hn::And(code, Word(8))), magnitude = hn::And(code, Word(7));
@@ -163,9 +160,37 @@ HWY_INLINE Stored StoreScales(ScaleType type, VF s, VF g) {
 // ---- Codes ----
 // Each: Encode gives the code in the low bits (integers: sign-extended) of a value for a scale and zero point; Decode the
 // value of an unsigned code. kSigned: how 32-bit codes narrow to bytes.
+// kQuick: there is a QuickEncode, which multiplies by a factor of the scale instead of dividing. The product is within
+// 1.5 * 2^-23 of the rounded quotient, so wherever it is not that close to a border between two codes (`sure`), its code is the
+// quotient's; elsewhere Encode decides. `Factor` tells for which scales that holds; x is finite.
+// kRough: there is a Rough, the error of a round trip but for roundings: within 2^-20 of the largest magnitude.
+
+using MF = hn::Mask<DF>;
+HWY_INLINE MF Moderate(VF scale, float most) { return hn::And(hn::Ge(scale, Value(7.888609052210118e-31f)), hn::Le(scale, Value(most))); }
 
 struct IntegerCode {
-  static constexpr bool kSigned = true;
+  static constexpr bool kSigned = true, kQuick = true, kRough = true;
+  HWY_INLINE bool quick() const { return true; }
+  HWY_INLINE VF Factor(VF scale, MF* sound) const {
+    const auto zero = hn::Eq(scale, hn::Zero(DF()));
+    *sound = hn::Or(Moderate(scale, 1.2676506002282294e30f), zero);
+    return hn::IfThenZeroElse(zero, hn::Div(Value(1.0f), scale));
+  }
+  template <bool kZero>
+  HWY_INLINE VI QuickEncode(VF x, VF factor, VF zero, MF* sure) const {
+    const VF magic = Value(12582912.0f);
+    VF q = hn::Mul(x, factor);
+    q = kZero ? hn::Min(hn::Max(q, hn::Sub(Value(lo), zero)), hn::Sub(Value(hi), zero)) : hn::Min(hn::Max(q, Value(lo)), Value(hi));
+    const VF shifted = hn::Add(q, magic);
+    *sure = hn::And(*sure, hn::Lt(hn::Abs(hn::Sub(q, hn::Sub(shifted, magic))), Value(0.4999f)));
+    const VU offset = kZero ? hn::Sub(Bits(hn::Add(zero, magic)), Word(2 * 0x4b400000u)) : Word(0u - 0x4b400000u);
+    return hn::BitCast(DI(), hn::Add(Bits(shifted), offset));
+  }
+  HWY_INLINE VF Rough(VF x, VF factor, VF scale, VF zero) const {
+    const VF magic = Value(12582912.0f);
+    const VF q = hn::Min(hn::Max(hn::Mul(x, factor), hn::Sub(Value(lo), zero)), hn::Sub(Value(hi), zero));
+    return hn::NegMulAdd(hn::Sub(hn::Add(q, magic), magic), scale, x);
+  }
   float lo, hi;
   uint32_t sign;  // 2^(bits - 1) for signed types, else 0
   // The code less its zero point, as a float. Rounding is monotonic and keeps integers, so clamping before it gives what
@@ -189,8 +214,22 @@ struct IntegerCode {
 
 template <int kKind>  // 0 e4m3, 1 e5m2, 2 e2m1, 3 e2m1tz
 struct FloatCode {
-  static constexpr bool kSigned = false;
+  static constexpr bool kSigned = false, kQuick = kKind == 0, kRough = false;
   bool overflow_nan = false;
+  HWY_INLINE bool quick() const { return !overflow_nan; }
+  // With 2^-120 in the factor the exponents of e4m3 are those of f32, subnormals included.
+  HWY_INLINE VF Factor(VF scale, MF* sound) const {
+    *sound = Moderate(scale, 32.0f);
+    return hn::Mul(hn::Div(Value(1.0f), scale), Value(7.52316384526264e-37f));
+  }
+  template <bool kZero>
+  HWY_INLINE VI QuickEncode(VF x, VF factor, VF, MF* sure) const {
+    const VU rounded = hn::Add(hn::And(Bits(hn::Mul(x, factor)), Word(0x7fffffff)), Word(0x80000));
+    const VI rest = hn::BitCast(DI(), hn::And(hn::Add(rounded, Word(8)), Word(0xfffff)));
+    *sure = hn::And(*sure, hn::RebindMask(DF(), hn::Gt(rest, hn::Set(DI(), 15))));
+    const VI code = hn::Min(hn::BitCast(DI(), hn::ShiftRight<20>(rounded)), hn::Set(DI(), 0x7e));
+    return hn::Or(code, hn::BitCast(DI(), hn::And(hn::ShiftRight<24>(Bits(x)), Word(0x80))));
+  }
   HWY_INLINE VI Encode(VF x, VF scale, VF) const {
     const VF q = hn::Div(x, scale);
     VU code;
@@ -208,17 +247,51 @@ struct FloatCode {
 
 template <int kBits>
 struct LevelCode {
-  static constexpr bool kSigned = false;
+  static constexpr bool kSigned = false, kQuick = HWY_LANES(float) >= 8, kRough = true;
   static constexpr int kHalf = 1 << (kBits - 1);
   // Room for a whole vector: targets with one of 8 lanes look values up in it.
   static constexpr int kRoom = HWY_LANES(float) > 8 ? HWY_LANES(float) : 8;
   static constexpr bool kLookUp = HWY_LANES(float) >= 8;
+  // Cell i of [0, kMost], each kCell wide, has the border between level i and i + 1 well inside it, and no other.
+  static constexpr float kCell = kBits == 4 ? 0.345f : kBits == 3 ? 0.6f : 1.1f, kMost = kBits == 4 ? 2.41f : kBits == 3 ? 1.79f : 1.09f;
   float positive[kRoom] = {}, middle[kRoom] = {};  // middle[i]: border between positive level i - 1 and i, middle[0] = 0
+  float border[kRoom] = {};                        // of cell i
   LevelCode() {
     for (int i = 0; i < kHalf; ++i) {
       positive[i] = PositiveLevel(kBits, i);
       middle[i] = LevelMiddle(kBits, kHalf - 1 + i);
+      if (i > 0) border[i - 1] = middle[i];
     }
+  }
+  HWY_INLINE bool quick() const { return true; }
+  HWY_INLINE VF Factor(VF scale, MF* sound) const {
+    *sound = Moderate(scale, 1.2676506002282294e30f);
+    return hn::IfThenZeroElse(hn::Eq(scale, hn::Zero(DF())), hn::Div(Value(1.0f), scale));
+  }
+  HWY_INLINE VI CellOf(VF limited) const { return hn::ConvertTo(DI(), hn::Mul(limited, Value(1.0f / kCell))); }
+  template <bool kZero>
+  HWY_INLINE VI QuickEncode(VF x, VF factor, VF, MF* sure) const {
+    const VF q = hn::Mul(hn::Abs(x), factor), limited = hn::Min(q, Value(kMost));
+    const VI cell = CellOf(limited);
+    const VF above = hn::Sub(limited, LookUp(border, hn::BitCast(DU(), cell)));
+    // Next to nothing may be 0 as a quotient, and then belongs to the negative side.
+    *sure = hn::And(*sure, hn::And(hn::Gt(hn::Abs(above), Value(2e-6f)), hn::Gt(q, Value(1e-30f))));
+    // Positive: kHalf + index; negative: kHalf - 1 - index, the complement.
+    const VI index = hn::Sub(cell, hn::VecFromMask(DI(), hn::RebindMask(DI(), hn::Gt(above, hn::Zero(DF())))));
+    const VI side = hn::BroadcastSignBit(hn::BitCast(DI(), x));
+    return hn::Xor(hn::Add(index, hn::Set(DI(), kHalf)), hn::And(side, hn::Set(DI(), 2 * kHalf - 1)));
+  }
+  HWY_INLINE VF Rough(VF x, VF factor, VF scale, VF) const {
+    const VF a = hn::Abs(x), q = hn::Min(hn::Mul(a, factor), Value(kMost));
+    VF level = Value(positive[0]);
+    if constexpr (kLookUp) {
+      const VI cell = CellOf(q);
+      const auto above = hn::Gt(q, LookUp(border, hn::BitCast(DU(), cell)));
+      level = LookUp(positive, hn::BitCast(DU(), hn::Sub(cell, hn::VecFromMask(DI(), hn::RebindMask(DI(), above)))));
+    } else {
+      for (int i = 1; i < kHalf; ++i) level = hn::IfThenElse(hn::Gt(q, Value(middle[i])), Value(positive[i]), level);
+    }
+    return hn::NegMulAdd(level, scale, a);
   }
   HWY_INLINE static VF LookUp(const float* table, VU index) {
     return hn::TableLookupLanes(hn::LoadU(DF(), table), hn::IndicesFromVec(DF(), index));

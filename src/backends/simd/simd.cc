@@ -142,14 +142,27 @@ int64_t FirstNonFinite(Type type, const void* data, int64_t count) {
 
 // ---- Runs of codes ----
 
+// Four vectors of codes to bytes.
+template <typename C>
+HWY_INLINE void StoreCodes(const C& code, const VI* v, uint8_t mask, uint8_t* HWY_RESTRICT out) {
+  const hn::Repartition<int16_t, DF> d16;
+  const hn::Repartition<int8_t, DF> d8;
+  const hn::Repartition<uint8_t, DF> u8;
+  const auto low = hn::OrderedDemote2To(d16, v[0], v[1]), high = hn::OrderedDemote2To(d16, v[2], v[3]);
+  if constexpr (C::kSigned) {
+    // Signed codes, and unsigned ones below 128, fit int8; uint8 codes do not, so those take the other way.
+    if (mask != 0xff || code.sign != 0) {
+      return hn::StoreU(hn::And(hn::BitCast(u8, hn::OrderedDemote2To(d8, low, high)), hn::Set(u8, mask)), u8, out);
+    }
+  }
+  hn::StoreU(hn::OrderedDemote2To(u8, low, high), u8, out);
+}
+
 // Codes of x[0, count), a byte each. Scale and zero point of element i by `at(i, n)`.
 template <typename C, typename At>
 HWY_INLINE void EncodeRun(const C& code, const float* HWY_RESTRICT x, int64_t count, uint8_t* HWY_RESTRICT out, uint8_t mask, const At& at) {
   const int64_t lanes = LaneCount();
   const DF d;
-  const hn::Repartition<int16_t, DF> d16;
-  const hn::Repartition<int8_t, DF> d8;
-  const hn::Repartition<uint8_t, DF> u8;
   int64_t i = 0;
   for (; i + 4 * lanes <= count; i += 4 * lanes) {
     VI v[4];
@@ -159,17 +172,7 @@ HWY_INLINE void EncodeRun(const C& code, const float* HWY_RESTRICT x, int64_t co
       at(first, lanes, &scale, &zero);
       v[k] = code.Encode(hn::LoadU(d, x + first), scale, zero);
     }
-    const auto low = hn::OrderedDemote2To(d16, v[0], v[1]), high = hn::OrderedDemote2To(d16, v[2], v[3]);
-    if constexpr (C::kSigned) {
-      // Signed codes, and unsigned ones below 128, fit int8; uint8 codes do not, so those take the other way.
-      if (mask == 0xff && code.sign == 0) {
-        hn::StoreU(hn::OrderedDemote2To(u8, low, high), u8, out + i);
-      } else {
-        hn::StoreU(hn::And(hn::BitCast(u8, hn::OrderedDemote2To(d8, low, high)), hn::Set(u8, mask)), u8, out + i);
-      }
-    } else {
-      hn::StoreU(hn::OrderedDemote2To(u8, low, high), u8, out + i);
-    }
+    StoreCodes(code, v, mask, out + i);
   }
   for (; i < count; i += lanes) {
     const int64_t n = std::min(lanes, count - i);
@@ -179,6 +182,27 @@ HWY_INLINE void EncodeRun(const C& code, const float* HWY_RESTRICT x, int64_t co
     hn::StoreU(code.Encode(LoadFloats(x + i, n), scale, zero), DI(), rest);
     for (int64_t k = 0; k < n; ++k) out[i + k] = static_cast<uint8_t>(rest[k] & mask);
   }
+}
+
+// EncodeRun with factors in place of divisions: at.Factor(i), at.Zero(i).
+template <typename C, typename At>
+HWY_INLINE void EncodeQuick(const C& code, const float* HWY_RESTRICT x, int64_t count, uint8_t* HWY_RESTRICT out, uint8_t mask, const At& at) {
+  const int64_t lanes = LaneCount();
+  int64_t i = 0;
+  const auto exactly = [&](int64_t n) HWY_ATTR {
+    EncodeRun(code, x + i, n, out + i, mask, [&](int64_t k, int64_t m, VF* scale, VF* zero) HWY_ATTR { at(i + k, m, scale, zero); });
+  };
+  for (; i + 4 * lanes <= count; i += 4 * lanes) {
+    VI v[4];
+    MF sure = hn::Eq(hn::Zero(DF()), hn::Zero(DF()));
+    for (int k = 0; k < 4; ++k) {
+      const int64_t first = i + k * lanes;
+      v[k] = code.template QuickEncode<At::kZero>(hn::LoadU(DF(), x + first), at.Factor(first), at.Zero(first), &sure);
+    }
+    if (HWY_LIKELY(hn::AllTrue(DF(), sure))) StoreCodes(code, v, mask, out + i);
+    else exactly(4 * lanes);
+  }
+  if (i < count) exactly(count - i);
 }
 
 template <typename C, typename At>
@@ -201,19 +225,45 @@ HWY_INLINE void DecodeRun(const C& code, const uint8_t* HWY_RESTRICT codes, int6
 }
 
 struct OneScale {
-  VF scale, zero;
+  static constexpr bool kZero = true;
+  VF scale, zero, factor;
   HWY_INLINE void operator()(int64_t, int64_t, VF* s, VF* z) const {
     *s = scale;
     *z = zero;
   }
+  HWY_INLINE VF Factor(int64_t) const { return factor; }
+  HWY_INLINE VF Zero(int64_t) const { return zero; }
 };
+HWY_INLINE OneScale One(const Scale& scale) { return {Value(scale.value), Value(static_cast<float>(scale.zero)), hn::Zero(DF())}; }
+
+template <bool kZeros>
 struct ScaleEach {
+  static constexpr bool kZero = kZeros;
   const float* scales;
   const float* zeros;
+  const float* factors;
   HWY_INLINE void operator()(int64_t i, int64_t n, VF* s, VF* z) const {
     *s = LoadFloats(scales + i, n);
-    *z = LoadFloats(zeros + i, n);
+    *z = kZeros ? LoadFloats(zeros + i, n) : hn::Zero(DF());
   }
+  HWY_INLINE VF Factor(int64_t i) const { return hn::LoadU(DF(), factors + i); }
+  HWY_INLINE VF Zero(int64_t i) const { return kZeros ? hn::LoadU(DF(), zeros + i) : hn::Zero(DF()); }
+};
+// Groups are whole vectors: group[i / lanes] is that of element i.
+template <bool kZeros>
+struct ScaleByVector {
+  static constexpr bool kZero = kZeros;
+  const uint16_t* group;
+  const float* scales;
+  const float* zeros;
+  const float* factors;
+  HWY_INLINE int64_t At(int64_t i) const { return group[i / LaneCount()]; }
+  HWY_INLINE void operator()(int64_t i, int64_t, VF* s, VF* z) const {
+    *s = Value(scales[At(i)]);
+    *z = kZeros ? Value(zeros[At(i)]) : hn::Zero(DF());
+  }
+  HWY_INLINE VF Factor(int64_t i) const { return Value(factors[At(i)]); }
+  HWY_INLINE VF Zero(int64_t i) const { return kZeros ? Value(zeros[At(i)]) : hn::Zero(DF()); }
 };
 
 // Calls f with the vector arithmetic of a codec; false where there is none.
@@ -269,36 +319,98 @@ void LoadScales(const Codec& codec, const uint8_t* scales, const uint8_t* zeros,
 
 uint8_t MaskOf(int bits) { return static_cast<uint8_t>((1 << bits) - 1); }
 
-// Rotation of formats/hadamard.h. Strides below a vector go through memory one pair at a time.
+// Butterflies of formats/hadamard.h with strides below a vector: a + b, and where the lane's bit is set a - b, as a + (-b).
+HWY_INLINE VF RotateLanes(VF v) {
+  const DF d;
+  const auto lane = hn::Iota(DU(), 0u);
+  const auto upper = [&](uint32_t bit) HWY_ATTR { return Float(hn::IfThenElseZero(hn::Ne(hn::And(lane, Word(bit)), hn::Zero(DU())), Word(0x80000000u))); };
+  v = hn::Add(hn::Shuffle2301(v), hn::Xor(v, upper(1)));
+  v = hn::Add(hn::Shuffle1032(v), hn::Xor(v, upper(2)));
+#if HWY_MAX_BYTES >= 32
+  v = hn::Add(hn::SwapAdjacentBlocks(v), hn::Xor(v, upper(4)));
+#endif
+#if HWY_MAX_BYTES >= 64
+  v = hn::Add(hn::TableLookupLanes(v, hn::IndicesFromVec(d, hn::Xor(lane, Word(8)))), hn::Xor(v, upper(8)));
+#endif
+  static_cast<void>(d);
+  return v;
+}
+
+// Rotation of formats/hadamard.h. The first eight vectors' strides stay in registers.
 void Rotate(float* row, int64_t width, int64_t n) {
   const int64_t lanes = LaneCount();
   const DF d;
   if (n < 2 * lanes) return RotateRow(row, width, n);
   const VF factor = Value(static_cast<float>(1.0 / std::sqrt(static_cast<double>(n))));
   for (int64_t run = 0; run < width; run += n) {
-    for (int64_t i = run; i < run + n; i += lanes) {
-      VF v = hn::LoadU(d, row + i);
-      // a + b where the lane's bit is clear, a - b where it is set, with b the lane across the bit.
-      const auto lane = hn::Iota(DU(), 0u);
-      for (int64_t stride = 1; stride < lanes; stride *= 2) {
-        const VU bit = Word(static_cast<uint32_t>(stride));
-        const VF other = hn::TableLookupLanes(v, hn::IndicesFromVec(d, hn::Xor(lane, bit)));
-        const auto upper = hn::RebindMask(d, hn::Ne(hn::And(lane, bit), hn::Zero(DU())));
-        v = hn::Add(hn::IfThenElse(upper, other, v), hn::IfThenElse(upper, hn::Neg(v), other));
+    int64_t stride = lanes;
+    if (n >= 8 * lanes) {
+      const bool last = n == 8 * lanes;
+      for (int64_t i = run; i < run + n; i += 8 * lanes) {
+        VF v[8];
+        for (int k = 0; k < 8; ++k) v[k] = RotateLanes(hn::LoadU(d, row + i + k * lanes));
+        for (int step = 1; step < 8; step *= 2) {
+          for (int k = 0; k < 8; ++k) {
+            if ((k & step) != 0) continue;
+            const VF a = v[k], b = v[k + step];
+            v[k] = hn::Add(a, b);
+            v[k + step] = hn::Sub(a, b);
+          }
+        }
+        for (int k = 0; k < 8; ++k) hn::StoreU(last ? hn::Mul(v[k], factor) : v[k], d, row + i + k * lanes);
       }
-      hn::StoreU(v, d, row + i);
+      if (last) continue;
+      stride = 8 * lanes;
+    } else {
+      for (int64_t i = run; i < run + n; i += lanes) hn::StoreU(RotateLanes(hn::LoadU(d, row + i)), d, row + i);
     }
-    for (int64_t stride = lanes; stride < n; stride *= 2) {
+    for (; stride < n; stride *= 2) {
+      const bool last = stride * 2 == n;
       for (int64_t i = run; i < run + n; i += 2 * stride) {
         for (int64_t j = i; j < i + stride; j += lanes) {
           const VF a = hn::LoadU(d, row + j), b = hn::LoadU(d, row + j + stride);
-          hn::StoreU(hn::Add(a, b), d, row + j);
-          hn::StoreU(hn::Sub(a, b), d, row + j + stride);
+          const VF sum = hn::Add(a, b), difference = hn::Sub(a, b);
+          hn::StoreU(last ? hn::Mul(sum, factor) : sum, d, row + j);
+          hn::StoreU(last ? hn::Mul(difference, factor) : difference, d, row + j + stride);
         }
       }
     }
-    for (int64_t j = run; j < run + n; j += lanes) hn::StoreU(hn::Mul(hn::LoadU(d, row + j), factor), d, row + j);
   }
+}
+
+// rows[i][0, lanes) -> column i at out + i * lanes.
+HWY_INLINE void Transpose(const float* const* rows, float* out) {
+  const DF d;
+#if HWY_MAX_BYTES <= 32
+  const hn::Repartition<double, DF> d64;
+  const auto four = [&](const float* const* from, VF* to) HWY_ATTR {
+    const VF a = hn::LoadU(d, from[0]), b = hn::LoadU(d, from[1]), c = hn::LoadU(d, from[2]), e = hn::LoadU(d, from[3]);
+    const auto low = hn::BitCast(d64, hn::InterleaveLower(d, a, b)), low2 = hn::BitCast(d64, hn::InterleaveLower(d, c, e));
+    const auto high = hn::BitCast(d64, hn::InterleaveUpper(d, a, b)), high2 = hn::BitCast(d64, hn::InterleaveUpper(d, c, e));
+    to[0] = hn::BitCast(d, hn::InterleaveLower(d64, low, low2));
+    to[1] = hn::BitCast(d, hn::InterleaveUpper(d64, low, low2));
+    to[2] = hn::BitCast(d, hn::InterleaveLower(d64, high, high2));
+    to[3] = hn::BitCast(d, hn::InterleaveUpper(d64, high, high2));
+  };
+  VF first[4];
+  four(rows, first);
+#if HWY_MAX_BYTES == 16
+  for (int k = 0; k < 4; ++k) hn::StoreU(first[k], d, out + 4 * k);
+#else
+  VF second[4];
+  four(rows + 4, second);
+  for (int k = 0; k < 4; ++k) {
+    hn::StoreU(hn::ConcatLowerLower(d, second[k], first[k]), d, out + 8 * k);
+    hn::StoreU(hn::ConcatUpperUpper(d, second[k], first[k]), d, out + 8 * (k + 4));
+  }
+#endif
+#else
+  const int64_t lanes = LaneCount();
+  for (int64_t i = 0; i < lanes; ++i) {
+    for (int64_t k = 0; k < lanes; ++k) std::memcpy(out + i * lanes + k, rows[k] + i, 4);
+  }
+  static_cast<void>(d);
+#endif
 }
 
 // ---- Dequantize ----
@@ -319,7 +431,7 @@ void DequantizeRows(const DequantizeJob& job, const Codec& codec, const C& code)
       const int64_t head_first = (b * shape.heads + h) * shape.tokens * width;
       if (flat) {
         const Scale scale = LoadScaleAt(codec, job.scales, job.zeros, job.global, IndexOf(job.grid, b, h, 0, 0));
-        const OneScale one{Value(scale.value), Value(static_cast<float>(scale.zero))};
+        const OneScale one = One(scale);
         const int64_t all = (job.end - job.begin) * width;
         for (int64_t i = 0; i < all; i += kChunk) {
           const int64_t count = std::min(kChunk, all - i);
@@ -345,14 +457,14 @@ void DequantizeRows(const DequantizeJob& job, const Codec& codec, const C& code)
               LoadScales(codec, job.scales, job.zeros, job.global, index, job.grid.stride[3], count, scales, zeros);
               loaded = index;
             }
-            DecodeRun(code, codes, count, out, ScaleEach{scales, zeros});
+            DecodeRun(code, codes, count, out, ScaleEach<true>{scales, zeros, nullptr});
             continue;
           }
           const int64_t run = job.grid.stride[3] == 0 ? width : job.grid.div[3];
           for (int64_t i = 0; i < count; index += job.grid.stride[3]) {
             const int64_t n = i == 0 && begin > 0 ? std::min(count, run - begin % run) : std::min(count - i, run);
             const Scale scale = LoadScaleAt(codec, job.scales, job.zeros, job.global, index);
-            DecodeRun(code, codes + i, n, out + i, OneScale{Value(scale.value), Value(static_cast<float>(scale.zero))});
+            DecodeRun(code, codes + i, n, out + i, One(scale));
             i += n;
           }
         }
@@ -491,13 +603,22 @@ float SumTree(float* values, int64_t count) {
 
 constexpr int64_t kMostSearched = 512;       // elements of a token block that the vector search takes
 constexpr int64_t kMostSearchedTokens = 64;  // tokens of a channel block, elements of a token block that is turned over
-constexpr int64_t kSearchRows = 16;          // rows whose groups fill the lanes of a search
+constexpr int64_t kSearchRows = 16;          // rows of `token` that are worked on at once
 
 template <typename C>
 class Quantizer {
  public:
   Quantizer(const QuantizeJob& job, const Codec& codec, const C& code)
-      : job_(job), codec_(codec), code_(code), width_(job.shape.width), has_zeros_(SizesOf(job.spec, job.shape).zeros > 0) {}
+      : job_(job), codec_(codec), code_(code), width_(job.shape.width), has_zeros_(SizesOf(job.spec, job.shape).zeros > 0) {
+    const int64_t lanes = LaneCount(), block = job.spec.block;
+    // Values that were not looked at may be NaN, which no shortcut sees.
+    may_be_quick_ = code.quick() && !(job.spec.calibration == Calibration::kGiven && job.options.non_finite == NonFinite::kPass);
+    together_ = job.spec.axis == Axis::kToken && block % lanes == 0 && width_ % lanes == 0 && width_ <= kChunk &&
+                CeilDiv(width_, block) * kSearchRows <= kChunk && job.grid.stride[2] == CeilDiv(width_, block) && job.grid.div[2] == 1 &&
+                ((job.grid.stride[3] == 1 && job.grid.div[3] == block) || block >= width_);
+    if (!together_) return;
+    for (int64_t v = 0; v * lanes < width_; ++v) group_[v] = static_cast<uint16_t>(v * lanes / block);
+  }
 
   // False where a transformed row is not finite: the reference then does the job.
   bool Run() {
@@ -549,13 +670,12 @@ class Quantizer {
   }
 
   // Calls f(b, h, first token, tokens, valid tokens, rows) for each block of tokens that is worked on at once: a channel
-  // block, as many rows as a search fills its lanes from, or one row.
+  // block, kSearchRows rows, or one row.
   template <typename F>
   void ForBlocks(const F& f) {
     const Shape& shape = job_.shape;
     const bool channel = job_.spec.axis == Axis::kChannel;
-    const bool search = job_.spec.axis == Axis::kToken && job_.spec.calibration == Calibration::kMse;
-    const int64_t block = channel ? job_.spec.block : search ? kSearchRows : 1;
+    const int64_t block = channel ? job_.spec.block : job_.spec.axis == Axis::kToken ? kSearchRows : 1;
     const float* rows[kMostRows];
     for (int64_t b = 0; b < shape.batch; ++b) {
       for (int64_t h = 0; h < shape.heads; ++h) {
@@ -744,43 +864,142 @@ class Quantizer {
     }
   }
 
+  bool OnlyMagnitudes() const { return Symmetric() || codec_.family == Family::kLevels; }
+
+  // Ranges of all channels, row by row as the rows lie in memory.
+  void RangeOfRows(int64_t valid, const float* const* rows) {
+    if (valid == 0) {
+      std::fill(lo_, lo_ + width_, 0.0f);
+      std::fill(hi_, hi_ + width_, 0.0f);
+    }
+    for (int64_t t = 0; t < valid; t += 4) {
+      const float *a = rows[t], *b = rows[std::min(t + 1, valid - 1)], *c = rows[std::min(t + 2, valid - 1)], *e = rows[std::min(t + 3, valid - 1)];
+      if (OnlyMagnitudes()) {
+        ForVectors(width_, [&](int64_t i, int64_t n) HWY_ATTR {
+          VF most = hn::Max(hn::Max(hn::Abs(LoadFloats(a + i, n)), hn::Abs(LoadFloats(b + i, n))),
+                            hn::Max(hn::Abs(LoadFloats(c + i, n)), hn::Abs(LoadFloats(e + i, n))));
+          if (t > 0) most = hn::Max(most, LoadFloats(hi_ + i, n));
+          StoreFloats(most, hi_ + i, n);
+        });
+      } else {
+        ForVectors(width_, [&](int64_t i, int64_t n) HWY_ATTR {
+          const VF p = LoadFloats(a + i, n), q = LoadFloats(b + i, n), r = LoadFloats(c + i, n), s = LoadFloats(e + i, n);
+          VF lo = hn::Min(hn::Min(p, q), hn::Min(r, s)), hi = hn::Max(hn::Max(p, q), hn::Max(r, s));
+          if (t > 0) {
+            lo = hn::Min(lo, LoadFloats(lo_ + i, n));
+            hi = hn::Max(hi, LoadFloats(hi_ + i, n));
+          }
+          StoreFloats(lo, lo_ + i, n);
+          StoreFloats(hi, hi_ + i, n);
+        });
+      }
+    }
+  }
+
   void CalibrateBlock(int64_t index, int64_t valid, const float* const* rows, bool only_largest) {
-    ForVectors(width_, [&](int64_t d, int64_t n) HWY_ATTR { CalibrateChannels(index + d, d, n, valid, rows, only_largest); });
-    if (!only_largest && width_ <= kChunk) loaded_ = index;
+    const bool whole = width_ <= kChunk;
+    if (whole) RangeOfRows(valid, rows);
+    quick_ = may_be_quick_;
+    ForVectors(width_, [&](int64_t d, int64_t n) HWY_ATTR { CalibrateChannels(index + d, whole ? d : -1, d, n, valid, rows, whole, only_largest); });
+    if (!only_largest && whole) loaded_ = index;
+  }
+
+  // absmax and minmax of rows whose groups are whole vectors: all ranges, then all scales.
+  void CalibrateRanges(int64_t index, int64_t tokens, int64_t valid, const float* const* rows, bool only_largest) {
+    const int64_t block = job_.spec.block, lanes = LaneCount(), groups = CeilDiv(width_, block);
+    const bool magnitudes = OnlyMagnitudes();
+    for (int64_t t = 0, group = 0; t < tokens; ++t) {
+      for (int64_t d = 0; d < width_; d += block, ++group) {
+        const float* x = t < valid ? rows[t] + d : kZeroRow;
+        const int64_t count = std::min(block, width_ - d);
+        if (magnitudes) {
+          VF most = hn::Abs(hn::LoadU(DF(), x)), most2 = most;
+          int64_t i = lanes;
+          for (; i + 2 * lanes <= count; i += 2 * lanes) {
+            most = hn::Max(most, hn::Abs(hn::LoadU(DF(), x + i)));
+            most2 = hn::Max(most2, hn::Abs(hn::LoadU(DF(), x + i + lanes)));
+          }
+          if (i < count) most = hn::Max(most, hn::Abs(hn::LoadU(DF(), x + i)));
+          hi_[group] = hn::ReduceMax(DF(), hn::Max(most, most2));
+        } else {
+          Range range = EmptyRange();
+          for (int64_t i = 0; i < count; i += lanes) range.Add(hn::LoadU(DF(), x + i));
+          lo_[group] = hn::ReduceMin(DF(), range.lo);
+          hi_[group] = hn::ReduceMax(DF(), range.hi);
+        }
+      }
+    }
+    quick_ = may_be_quick_;
+    ForVectors(tokens * groups, [&](int64_t g, int64_t n) HWY_ATTR { CalibrateChannels(index + g, g, g, n, 1, nullptr, true, only_largest); });
   }
 
   // Groups of some rows. A search works on a group per lane: the groups stand in `tile_` as the channels of a block do.
   void CalibrateTokens(int64_t index, int64_t tokens, int64_t valid, const float* const* rows, bool only_largest) {
     const int64_t block = job_.spec.block, lanes = LaneCount(), groups = CeilDiv(width_, block);
+    const bool search = job_.spec.calibration == Calibration::kMse;
+    if (together_ && !search) return CalibrateRanges(index, tokens, valid, rows, only_largest);
     int64_t token = 0;
-    if (job_.spec.calibration == Calibration::kMse && block <= kMostSearchedTokens && width_ % block == 0 && 2 * valid * groups >= lanes) {
+    quick_ = may_be_quick_;
+    if (search && block <= kMostSearchedTokens && width_ % block == 0 && 2 * valid * groups >= lanes) {
       const float* tile[kMostSearchedTokens];
       for (int64_t i = 0; i < block; ++i) tile[i] = tile_ + i * lanes;
       for (int64_t group = 0; group < valid * groups; group += lanes) {
         const int64_t n = std::min(lanes, valid * groups - group);
-        for (int64_t g = 0; g < n; ++g) {
-          const float* x = rows[(group + g) / groups] + (group + g) % groups * block;
-          for (int64_t i = 0; i < block; ++i) std::memcpy(tile_ + i * lanes + g, x + i, 4);
+        const float* from[kMaxLanes];
+        for (int64_t g = 0; g < n; ++g) from[g] = rows[(group + g) / groups] + (group + g) % groups * block;
+        int64_t i = 0;
+        for (; n == lanes && i + lanes <= block; i += lanes) {
+          Transpose(from, tile_ + i * lanes);
+          for (int64_t g = 0; g < n; ++g) from[g] += lanes;
         }
-        CalibrateChannels(index + group, 0, n, block, tile, only_largest);
+        for (int64_t k = 0; i + k < block; ++k) {
+          for (int64_t g = 0; g < n; ++g) std::memcpy(tile_ + (i + k) * lanes + g, from[g] + k, 4);
+        }
+        CalibrateChannels(index + group, together_ ? group : -1, 0, n, block, tile, false, only_largest);
       }
       token = valid;
     }
+    const bool rest = token < tokens;
     for (; token < tokens; ++token) {
       for (int64_t d = 0, group = token * groups; d < width_; d += block, ++group) {
         const float* x = token < valid ? rows[token] + d : kZeroRow;
         CalibrateRun(index + group, x, token < valid ? std::min(block, width_ - d) : 0, only_largest);
       }
     }
+    if (together_ && rest && !only_largest) LoadTogether(index, tokens * groups);
   }
 
-  // n channels from d on, one to a lane.
-  void CalibrateChannels(int64_t index, int64_t d, int64_t n, int64_t valid, const float* const* rows, bool only_largest) {
-    Range range = EmptyRange();
-    for (int64_t t = 0; t < valid; ++t) range.Add(LoadFloats(rows[t] + d, n));
+  // Stored scales of whole rows for EncodeRows.
+  void LoadTogether(int64_t index, int64_t count) {
+    LoadScales(codec_, job_.scales, has_zeros_ ? job_.zeros : nullptr, *job_.global, index, 1, count, scales_, zeros_);
+    quick_ = may_be_quick_;
+    ForVectors(count, [&](int64_t i, int64_t n) HWY_ATTR { PutFactors(LoadFloats(scales_ + i, n), i, n); });
+  }
+
+  HWY_INLINE void PutFactors(VF scale, int64_t slot, int64_t n) {
+    if constexpr (C::kQuick) {
+      MF sound;
+      const VF factor = code_.Factor(scale, &sound);
+      sound = hn::Or(sound, hn::Not(hn::FirstN(DF(), static_cast<size_t>(n))));
+      quick_ = quick_ && hn::AllTrue(DF(), sound);
+      StoreFloats(factor, factors_ + slot, n);
+    }
+  }
+
+  // n channels from d on, one to a lane. `ready`: their ranges stand in lo_ and hi_. The scales go to scales_[slot] too.
+  void CalibrateChannels(int64_t index, int64_t slot, int64_t d, int64_t n, int64_t valid, const float* const* rows, bool ready, bool only_largest) {
     const VF none = hn::Zero(DF());
-    const VF lo = valid > 0 ? range.lo : none, hi = valid > 0 ? range.hi : none;
-    const VF amax = hn::Max(hn::Abs(lo), hn::Abs(hi));
+    VF lo = none, hi = none, amax;
+    if (ready) {
+      hi = LoadFloats(hi_ + d, n);
+      if (!OnlyMagnitudes()) lo = LoadFloats(lo_ + d, n);
+    } else if (valid > 0) {
+      Range range = EmptyRange();
+      for (int64_t t = 0; t < valid; ++t) range.Add(LoadFloats(rows[t] + d, n));
+      lo = range.lo;
+      hi = range.hi;
+    }
+    amax = hn::Max(hn::Abs(lo), hn::Abs(hi));
     VF rms = none;
     if (codec_.family == Family::kLevels && valid > 0) {
       rms = hn::Sqrt(hn::Div(TreeOf(valid, [&](int64_t t) HWY_ATTR {
@@ -826,10 +1045,11 @@ class Quantizer {
     } else {
       bits = SearchChannels(d, n, valid, rows, lo, hi, amax, rms, top, store, zero_point, &zero, &value);
     }
-    if (job_.spec.axis == Axis::kChannel && width_ <= kChunk) {
+    if (slot >= 0) {
       // For EncodeRows, as LoadScales would give them.
-      StoreFloats(value, scales_ + d, n);
-      StoreFloats(zero, zeros_ + d, n);
+      StoreFloats(value, scales_ + slot, n);
+      StoreFloats(zero, zeros_ + slot, n);
+      PutFactors(value, slot, n);
     }
     if (n == LaneCount() && job_.spec.scale_type == ScaleType::kF32 && !has_zeros_) {
       return hn::StoreU(bits, DU(), reinterpret_cast<uint32_t*>(job_.scales) + index);
@@ -843,28 +1063,27 @@ class Quantizer {
     }
   }
 
-  // SearchRun with a group in every lane.
+  // SearchRun with a group in every lane. Where the codes allow it, the errors of all candidates are first found roughly, and
+  // exactly only of those that the rough ones leave in doubt.
   template <typename StoreF, typename ZeroF>
   VU SearchChannels(int64_t d, int64_t n, int64_t valid, const float* const* rows, VF lo, VF hi, VF amax, VF rms, VF top, const StoreF& store,
                     const ZeroF& zero_point, VF* best_zero, VF* best_value) const {
     const bool levels = codec_.family == Family::kLevels, symmetric = Symmetric();
     const bool prune = codec_.family == Family::kInteger && codec_.is_signed;
-    const VF none = hn::Zero(DF());
+    const VF none = hn::Zero(DF()), never = Value(INFINITY);
     const bool with_zero = codec_.zero_offset == 0;
     const VF from = with_zero ? hn::Min(lo, none) : lo, to = with_zero ? hn::Max(hi, none) : hi;
-    VU best_bits = hn::Zero(DU());
-    VF best_error = none;
-    *best_value = none;
-    bool any = false;
-    VU last_bits = hn::Zero(DU());
-    VF last_zero = none;
+    const VF elements = Value(static_cast<float>(valid));
+    const VF slack = hn::Mul(hn::Mul(amax, amax), hn::Mul(elements, Value(5.9604645e-8f)));
+    // Where no square of a rounding error is lost.
+    const bool rough = C::kRough && valid > 0 &&
+                       hn::AllTrue(DF(), hn::Or(hn::Eq(amax, none), hn::And(hn::Ge(amax, Value(1e-12f)), hn::Le(amax, Value(1e12f)))));
     // e4m3 is so coarse that the ratios from 1/2 to 1 pass through each of its values between, but for subnormal scales:
     // those values are counted down.
     // The few ratios of level tables may pass one by: bit k of `hits` says whether the value k below the largest is one.
     const bool count_down = (symmetric || levels) && job_.spec.scale_type == ScaleType::kE4M3 &&
                             (levels || hn::AllTrue(DF(), hn::Or(hn::Eq(amax, none), hn::Gt(amax, Value(1e-30f)))));
     VU lowest = hn::Zero(DU()), current = lowest, hits = Word(0xffffffff);
-    uint32_t step = 0;
     if (count_down) {
       current = store(top).bits;
       if (levels) {
@@ -875,37 +1094,107 @@ class Quantizer {
         lowest = store(hn::Div(hn::Mul(Value(Ratio(0)), amax), Value(codec_.top))).bits;
       }
     }
+    alignas(64) uint32_t bits[kRatioCount * kMaxLanes];
+    alignas(64) float values[kRatioCount * kMaxLanes], zeros[kRatioCount * kMaxLanes], errors[kRatioCount * kMaxLanes];
+    MF candidate[kRatioCount];
+    const auto exact = [&](VF value, VF zero) HWY_ATTR {
+      return valid == 0 ? none : TreeOf(valid, [&](int64_t t) HWY_ATTR {
+        const VF x = LoadFloats(rows[t] + d, n), e = hn::Sub(x, RoundTrip(x, value, zero));
+        return hn::Mul(e, e);
+      });
+    };
+    // The candidates from the largest scale down, with their errors. A lane may repeat the one before, or have none.
+    int count = 0;
+    VF least = never;
+    VU last_bits = hn::Zero(DU());
+    VF last_zero = none;
     for (int i = (levels ? kRmsRatioCount : kRatioCount) - 1; i >= 0; --i) {
       const VF ratio = Value(levels ? RmsRatio(i) : Ratio(i));
       Stored stored;
+      const uint32_t step = static_cast<uint32_t>((levels ? kRmsRatioCount : kRatioCount) - 1 - i);
       if (count_down) {
-        if (any && hn::AllTrue(DU(), hn::Eq(current, lowest))) break;
-        if (any) ++step;
-        if (any) current = hn::Add(current, hn::VecFromMask(DU(), hn::Gt(current, lowest)));
+        if (step > 0 && hn::AllTrue(DU(), hn::Eq(current, lowest))) break;
+        if (step > 0) current = hn::Add(current, hn::VecFromMask(DU(), hn::Gt(current, lowest)));
         stored = {current, hn::Mul(DecodeE4M3(current), Value(global_))};
-      } else stored = store(levels ? hn::Mul(rms, ratio) : symmetric ? hn::Div(hn::Mul(ratio, amax), Value(codec_.top)) : hn::Mul(ratio, top));
+      } else {
+        stored = store(levels ? hn::Mul(rms, ratio) : symmetric ? hn::Div(hn::Mul(ratio, amax), Value(codec_.top)) : hn::Mul(ratio, top));
+      }
       VF zero = none;
       if (!levels && !symmetric) {
         zero = zero_point(hn::Sub(hn::Mul(hn::Add(from, to), Value(0.5f)), hn::Mul(hn::Mul(ratio, hn::Sub(to, from)), Value(0.5f))), stored.value);
       }
-      if (prune && any) {
+      const VF enough = hn::Add(hn::MulAdd(least, Value(1.0f / 4096), least), slack);
+      if (prune && count > 0) {
         const VF end = hn::Max(hn::Sub(amax, hn::Mul(Value(codec_.top), stored.value)), none);
-        if (hn::AllTrue(DF(), hn::Gt(hn::Mul(end, end), best_error))) break;
+        if (hn::AllTrue(DF(), hn::Or(hn::Gt(hn::Mul(end, end), enough), hn::Eq(amax, none)))) break;
       }
-      if (any && hn::AllTrue(DU(), hn::Eq(stored.bits, last_bits)) && hn::AllTrue(DF(), hn::Eq(zero, last_zero))) continue;
+      const auto repeated = hn::And(hn::RebindMask(DF(), hn::Eq(stored.bits, last_bits)), hn::Eq(zero, last_zero));
+      if (count > 0 && hn::AllTrue(DF(), repeated)) continue;
       last_bits = stored.bits;
       last_zero = zero;
-      const VF error = valid == 0 ? none : TreeOf(valid, [&](int64_t t) HWY_ATTR {
-        const VF x = LoadFloats(rows[t] + d, n), e = hn::Sub(x, RoundTrip(x, stored.value, zero));
-        return hn::Mul(e, e);
-      });
+      VF error = none;
+      if constexpr (C::kRough) {
+        if (rough) {
+          const VF factor = hn::IfThenZeroElse(hn::Eq(stored.value, none), hn::Div(Value(1.0f), stored.value));
+          if (!symmetric && !levels) {
+            // Both ends of the range alone may cost too much.
+            const VF first = code_.Rough(lo, factor, stored.value, zero), second = code_.Rough(hi, factor, stored.value, zero);
+            const VF ends = hn::Max(hn::Mul(first, first), hn::Mul(second, second));
+            if (count > 0 && hn::AllTrue(DF(), hn::Or(hn::Gt(ends, hn::Add(enough, slack)), hn::Eq(amax, none)))) continue;
+          }
+          VF other = none;
+          int64_t t = 0;
+          for (; t + 2 <= valid; t += 2) {
+            const VF e = code_.Rough(LoadFloats(rows[t] + d, n), factor, stored.value, zero);
+            const VF f = code_.Rough(LoadFloats(rows[t + 1] + d, n), factor, stored.value, zero);
+            error = hn::MulAdd(e, e, error);
+            other = hn::MulAdd(f, f, other);
+          }
+          if (t < valid) {
+            const VF e = code_.Rough(LoadFloats(rows[t] + d, n), factor, stored.value, zero);
+            error = hn::MulAdd(e, e, error);
+          }
+          error = hn::Add(error, other);
+        }
+      }
+      if (!rough) error = exact(stored.value, zero);
       const auto real = hn::RebindMask(DF(), hn::Ne(hn::And(hits, Word(1u << step)), hn::Zero(DU())));
-      const auto better = any ? hn::And(real, hn::Le(error, best_error)) : hn::Eq(none, none);
-      best_bits = hn::IfThenElse(hn::RebindMask(DU(), better), stored.bits, best_bits);
-      best_error = hn::IfThenElse(better, error, best_error);
-      *best_value = hn::IfThenElse(better, stored.value, *best_value);
+      candidate[count] = count > 0 ? hn::And(real, hn::Not(repeated)) : hn::Eq(none, none);
+      least = hn::IfThenElse(candidate[count], hn::Min(least, error), least);
+      hn::StoreU(stored.bits, DU(), bits + count * kMaxLanes);
+      hn::StoreU(stored.value, DF(), values + count * kMaxLanes);
+      hn::StoreU(zero, DF(), zeros + count * kMaxLanes);
+      hn::StoreU(error, DF(), errors + count * kMaxLanes);
+      ++count;
+    }
+    // Lanes of zeros have the same scale in every candidate.
+    const VF limit = rough ? hn::Add(hn::MulAdd(least, Value(1.0f / 4096), least), slack) : never;
+    MF seen = hn::Eq(none, never), many = seen;
+    const auto in_doubt = [&](int i) HWY_ATTR {
+      return hn::And(hn::And(hn::Le(hn::LoadU(DF(), errors + i * kMaxLanes), limit), candidate[i]), hn::Ne(amax, none));
+    };
+    for (int i = 0; i < count; ++i) {
+      const MF doubt = in_doubt(i);
+      many = hn::Or(many, hn::And(seen, doubt));
+      seen = hn::Or(seen, doubt);
+    }
+    VU best_bits = hn::LoadU(DU(), bits);
+    *best_value = hn::LoadU(DF(), values);
+    *best_zero = hn::LoadU(DF(), zeros);
+    VF best_error = never;
+    const bool certain = hn::AllFalse(DF(), many);
+    for (int i = 0; i < count; ++i) {
+      MF better = in_doubt(i);
+      if (hn::AllFalse(DF(), better)) continue;
+      const VF value = hn::LoadU(DF(), values + i * kMaxLanes), zero = hn::LoadU(DF(), zeros + i * kMaxLanes);
+      if (!certain) {
+        const VF error = rough ? exact(value, zero) : hn::LoadU(DF(), errors + i * kMaxLanes);
+        better = hn::And(better, hn::Le(error, best_error));
+        best_error = hn::IfThenElse(better, error, best_error);
+      }
+      best_bits = hn::IfThenElse(hn::RebindMask(DU(), better), hn::LoadU(DU(), bits + i * kMaxLanes), best_bits);
+      *best_value = hn::IfThenElse(better, value, *best_value);
       *best_zero = hn::IfThenElse(better, zero, *best_zero);
-      any = true;
     }
     return best_bits;
   }
@@ -939,10 +1228,16 @@ class Quantizer {
         for (int64_t h = 0; h < shape.heads; ++h) {
           const float* x = static_cast<const float*>(job_.source) + b * job_.batch_stride + h * job_.head_stride;
           const Scale scale = LoadScaleAt(codec_, job_.scales, has_zeros_ ? job_.zeros : nullptr, *job_.global, IndexOf(job_.grid, b, h, 0, 0));
-          const OneScale one{Value(scale.value), Value(static_cast<float>(scale.zero))};
+          OneScale one = One(scale);
+          bool quick = false;
+          if constexpr (C::kQuick) {
+            MF sound;
+            one.factor = code_.Factor(one.scale, &sound);
+            quick = may_be_quick_ && hn::AllTrue(DF(), sound);
+          }
           for (int64_t i = 0; i < all; i += kChunk) {
             const int64_t count = std::min(kChunk, all - i);
-            EncodeRun(code_, x + i, count, packer->Reserve(count), mask, one);
+            EncodeWith(quick, x + i, count, packer->Reserve(count), mask, one);
             packer->Commit(count);
           }
         }
@@ -957,7 +1252,38 @@ class Quantizer {
     return ok_;
   }
 
+  template <typename At>
+  HWY_INLINE void EncodeWith(bool quick, const float* x, int64_t count, uint8_t* codes, uint8_t mask, const At& at) const {
+    if constexpr (C::kQuick) {
+      if (quick) return EncodeQuick(code_, x, count, codes, mask, at);
+    }
+    EncodeRun(code_, x, count, codes, mask, at);
+  }
+
+  // Rows of one chunk each, whose scales stand ready.
+  template <typename At>
+  HWY_INLINE void EncodeReady(int64_t tokens, int64_t valid, const float* const* rows, Packer* packer, At at, int64_t groups) const {
+    const uint8_t mask = MaskOf(codec_.bits);
+    for (int64_t k = 0; k < tokens; ++k) {
+      EncodeWith(quick_, k < valid ? rows[k] : kZeroRow, width_, packer->Reserve(width_), mask, at);
+      packer->Commit(width_);
+      at.scales += groups;
+      at.zeros += groups;
+      at.factors += groups;
+    }
+  }
+
   void EncodeRows(int64_t b, int64_t h, int64_t t, int64_t tokens, int64_t valid, const float* const* rows, Packer* packer) {
+    if (together_) {
+      const int64_t groups = CeilDiv(width_, job_.spec.block);
+      if (job_.spec.calibration == Calibration::kGiven) LoadTogether(IndexOf(job_.grid, b, h, t, 0), tokens * groups);
+      if (has_zeros_) return EncodeReady(tokens, valid, rows, packer, ScaleByVector<C::kSigned>{group_, scales_, zeros_, factors_}, groups);
+      return EncodeReady(tokens, valid, rows, packer, ScaleByVector<false>{group_, scales_, zeros_, factors_}, groups);
+    }
+    if (job_.spec.axis == Axis::kChannel && job_.spec.calibration != Calibration::kGiven && width_ <= kChunk) {
+      if (has_zeros_) return EncodeReady(tokens, valid, rows, packer, ScaleEach<C::kSigned>{scales_, zeros_, factors_}, 0);
+      return EncodeReady(tokens, valid, rows, packer, ScaleEach<false>{scales_, zeros_, factors_}, 0);
+    }
     const bool each = job_.grid.stride[3] != 0 && job_.grid.div[3] == 1;
     const int64_t run = job_.grid.stride[3] == 0 ? width_ : job_.grid.div[3];
     const uint8_t mask = MaskOf(codec_.bits);
@@ -974,12 +1300,12 @@ class Quantizer {
             LoadScales(codec_, job_.scales, zeros, global, index, job_.grid.stride[3], count, scales_, zeros_);
             loaded_ = index;
           }
-          EncodeRun(code_, x, count, codes, mask, ScaleEach{scales_, zeros_});
+          EncodeRun(code_, x, count, codes, mask, ScaleEach<true>{scales_, zeros_, factors_});
         } else {
           for (int64_t i = 0; i < count; index += job_.grid.stride[3]) {
             const int64_t n = i == 0 && begin > 0 ? std::min(count, run - begin % run) : std::min(count - i, run);
             const Scale scale = LoadScaleAt(codec_, job_.scales, zeros, global, index);
-            EncodeRun(code_, x + i, n, codes + i, mask, OneScale{Value(scale.value), Value(static_cast<float>(scale.zero))});
+            EncodeRun(code_, x + i, n, codes + i, mask, One(scale));
             i += n;
           }
         }
@@ -1004,7 +1330,11 @@ class Quantizer {
   int64_t loaded_ = -1;  // index of the first scale in scales_
   alignas(64) float tile_[kMostSearchedTokens * kMaxLanes];
   alignas(64) float errors_[kMostSearched + kMaxLanes];
-  alignas(64) float scales_[kChunk], zeros_[kChunk];
+  bool may_be_quick_ = false, together_ = false;
+  bool quick_ = false;  // whether factors_ holds for all of scales_
+  uint16_t group_[kChunk / 4] = {};
+  // Of the groups or channels that are worked on.
+  alignas(64) float lo_[kChunk], hi_[kChunk], scales_[kChunk], zeros_[kChunk], factors_[kChunk];
 };
 
 bool AllFinite(const QuantizeJob& job) {
