@@ -195,6 +195,7 @@ HWY_INLINE void EncodeQuick(const C& code, const float* HWY_RESTRICT x, int64_t 
   for (; i + 4 * lanes <= count; i += 4 * lanes) {
     VI v[4];
     MF sure = hn::Eq(hn::Zero(DF()), hn::Zero(DF()));
+    HWY_UNROLL(4)
     for (int k = 0; k < 4; ++k) {
       const int64_t first = i + k * lanes;
       v[k] = code.template QuickEncode<At::kZero>(hn::LoadU(DF(), x + first), at.Factor(first), at.Zero(first), &sure);
@@ -348,15 +349,20 @@ void Rotate(float* row, int64_t width, int64_t n) {
       const bool last = n == 8 * lanes;
       for (int64_t i = run; i < run + n; i += 8 * lanes) {
         VF v[8];
+        HWY_UNROLL(8)
         for (int k = 0; k < 8; ++k) v[k] = RotateLanes(hn::LoadU(d, row + i + k * lanes));
-        for (int step = 1; step < 8; step *= 2) {
-          for (int k = 0; k < 8; ++k) {
-            if ((k & step) != 0) continue;
-            const VF a = v[k], b = v[k + step];
-            v[k] = hn::Add(a, b);
-            v[k + step] = hn::Sub(a, b);
-          }
-        }
+        const auto pair = [&](int k, int step) HWY_ATTR {
+          const VF a = v[k], b = v[k + step];
+          v[k] = hn::Add(a, b);
+          v[k + step] = hn::Sub(a, b);
+        };
+        HWY_UNROLL(4)
+        for (int k = 0; k < 8; k += 2) pair(k, 1);
+        HWY_UNROLL(4)
+        for (int k = 0; k < 4; ++k) pair(k + k / 2 * 2, 2);
+        HWY_UNROLL(4)
+        for (int k = 0; k < 4; ++k) pair(k, 4);
+        HWY_UNROLL(8)
         for (int k = 0; k < 8; ++k) hn::StoreU(last ? hn::Mul(v[k], factor) : v[k], d, row + i + k * lanes);
       }
       if (last) continue;
@@ -1264,7 +1270,13 @@ class Quantizer {
   template <typename At>
   HWY_INLINE void EncodeReady(int64_t tokens, int64_t valid, const float* const* rows, Packer* packer, At at, int64_t groups) const {
     const uint8_t mask = MaskOf(codec_.bits);
+    // Scales come from a pass of their own over the rows: without this the memory would idle here and the core there.
+    const int64_t ahead = Transformed() ? 0 : tokens * job_.token_stride * 4;
     for (int64_t k = 0; k < tokens; ++k) {
+      if (ahead != 0 && k < valid) {
+        const uintptr_t next = reinterpret_cast<uintptr_t>(rows[k]) + static_cast<uintptr_t>(ahead);
+        for (int64_t i = 0; i < width_ * 4; i += 64) hn::Prefetch(reinterpret_cast<const uint8_t*>(next + static_cast<uintptr_t>(i)));
+      }
       EncodeWith(quick_, k < valid ? rows[k] : kZeroRow, width_, packer->Reserve(width_), mask, at);
       packer->Commit(width_);
       at.scales += groups;
