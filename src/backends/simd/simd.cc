@@ -20,6 +20,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backends/simd/simd.cc"
 #include "hwy/foreach_target.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "backends/simd/codes-inl.h"
 #include "backends/simd/packing-inl.h"
@@ -1275,7 +1276,7 @@ class Quantizer {
     for (int64_t k = 0; k < tokens; ++k) {
       if (ahead != 0 && k < valid) {
         const uintptr_t next = reinterpret_cast<uintptr_t>(rows[k]) + static_cast<uintptr_t>(ahead);
-        for (int64_t i = 0; i < width_ * 4; i += 64) hn::Prefetch(reinterpret_cast<const uint8_t*>(next + static_cast<uintptr_t>(i)));
+        for (int64_t i = 0; i < width_ * 4; i += 64) hwy::Prefetch(reinterpret_cast<const uint8_t*>(next + static_cast<uintptr_t>(i)));
       }
       EncodeWith(quick_, k < valid ? rows[k] : kZeroRow, width_, packer->Reserve(width_), mask, at);
       packer->Commit(width_);
