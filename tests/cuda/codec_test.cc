@@ -24,6 +24,7 @@ struct Case {
   Type source_type = Type::f32;
   SpecOptions options;
   int payloads = 1;
+  float tail = 1;  // factor of the last eight elements
 };
 
 class Memory {
@@ -103,6 +104,7 @@ void Check(const std::shared_ptr<ShimDevice>& device, const Case& c, bool poison
   int64_t hadamard = 0;
   for (int i = 0; i < c.payloads; ++i) {
     std::vector<float> x = Values(random, elements, c.shape.width);
+    for (size_t k = x.size() < 8 ? 0 : x.size() - 8; k < x.size(); ++k) x[k] *= c.tail;
     if (poison) {
       for (size_t k = 0; k < x.size(); k += 29) x[k] = k % 3 == 0 ? NAN : k % 3 == 1 ? INFINITY : -INFINITY;
     }
@@ -194,7 +196,7 @@ TEST(CudaCodec, EverySpecGivesTheReferencesBytes) {
   for (const std::string& spec : AllSpecs()) {
     const Spec parsed = ParseSpec(spec, "spec").value();
     const bool scheme = SchemeBlock(parsed.type) > 0;
-    if (!scheme) Check(device, {spec, {1, 2, 17, 5}, -1, types[turn % 3], {}, 1});
+    if (!scheme) Check(device, {spec, {1, 2, 17, 5}, -1, types[turn % 3], {}, 1, 1});
     // Searches take longest.
     const int payloads = parsed.calibration == Calibration::kMse ? 1 : 2;
     Check(device, {spec, {2, 1, 5, scheme ? 32 : 16}, 3, types[(turn + 1) % 3], {}, payloads});
@@ -238,6 +240,14 @@ TEST(CudaCodec, LargerPayloads) {
                            "uint4/channel/24/minmax/e4m3", "int3/head/absmax/f32"}) {
     Check(device, {spec, {1, 2, 40, 256}, 37, Type::bf16, {}, 1});
     if (HasFatalFailure()) return;
+  }
+}
+
+// Threads beyond the last row must not add to what the payload's e4m3 scales are relative to.
+TEST(CudaCodec, LastWarpIsPartlyIdle) {
+  const auto device = std::make_shared<ShimDevice>();
+  for (const char* spec : {"lm4/token/64/mse/e4m3+hadamard", "int4/token/32/absmax/e4m3+hadamard", "int8/token/16/mse/e4m3"}) {
+    Check(device, {spec, {1, 1, 3, 64}, -1, Type::bf16, {}, 1, 100.0f});
   }
 }
 

@@ -239,7 +239,8 @@ KVP_KERNEL(KvpTokensTop, kThreads)(CodecPlan plan, const EncodeItem* items) {
   LoadEight(item, SourceOf(plan, item), ChunkAt(plan.shape, thread < count ? thread : count - 1), x);
   if (plan.hadamard > 0) RotateEight(x, static_cast<int>(plan.hadamard));
   const float top = CalibratorOfLanes(plan.codec, plan.spec.calibration, 1.0f, x, static_cast<int>(plan.spec.block) / 8).TopScale();
-  MaxToSlot(top > 0 ? BitsOf(top) : 0u, At<uint32_t>(item.slots) + kSlotTop);
+  // Threads without work hold one chunk in every lane, which is no row: its rotation is none either.
+  MaxToSlot(thread < count && top > 0 ? BitsOf(top) : 0u, At<uint32_t>(item.slots) + kSlotTop);
 }
 
 // Stores the scale of a group with this range, and returns it. No search.
