@@ -25,7 +25,8 @@ await script(async () => {
     say(name);
     run(inRoot('build', 'release', 'tests', name), []);
   }
-  if (chosen('cache')) buildPreset('wasm', ['cache_bench']);
+  const programs = ['cache', 'codec'].filter(chosen).map((name) => `${name}_bench`);
+  if (programs.length) buildPreset('wasm', programs);
   for (const name of scripts) {
     if (!chosen(name.replace(/\.bench\.mjs$/, ''))) continue;
     say(name);

@@ -2,10 +2,9 @@
 // A ModelCache as JavaScript uses it, addon and WebAssembly: one token appended to all layers in one call, attention over
 // encoded pages, and a long context in WebAssembly's memory. Then cache_bench as a WebAssembly program: the kernels alone.
 //   node cache.bench.mjs [append | attend | long | kernels]
-import { existsSync } from 'node:fs';
-import { readFile } from 'node:fs/promises';
 import { cpus } from 'node:os';
 import { load } from '../../dist/index.node.js';
+import { runProgram } from './wasi.mjs';
 
 const part = process.argv[2];
 const wanted = (name) => part === undefined || part === name;
@@ -88,20 +87,6 @@ function long(kv) {
   cache.dispose();
 }
 
-async function kernels() {
-  const { WASI } = await import('node:wasi');
-  const path = new URL('../../build/wasm/wasm/cache_bench.wasm', import.meta.url);
-  if (!existsSync(path)) return console.log('build/wasm/wasm/cache_bench.wasm is not built: npm run bench cache builds it');
-  for (const rows of ['scores', 'attend']) {
-    const wasi = new WASI({ version: 'preview1', args: ['cache_bench', rows], env: {}, returnOnExit: true });
-    const { instance } = await WebAssembly.instantiate(await readFile(path), {
-      wasi_snapshot_preview1: wasi.wasiImport,
-      env: { emscripten_notify_memory_growth: () => {} },
-    });
-    wasi.start(instance);
-  }
-}
-
 console.log(`${cpus()[0].model}, Node ${process.version}`);
 for (const backend of ['native', 'wasm']) {
   const kv = await load({ backend }).catch((error) => console.log(`${backend} does not load: ${error.message}`));
@@ -111,4 +96,4 @@ for (const backend of ['native', 'wasm']) {
   if (wanted('long') && backend === 'wasm') long(kv);
   kv.dispose();
 }
-if (wanted('kernels')) await kernels();
+if (wanted('kernels')) for (const rows of ['scores', 'attend']) await runProgram('cache_bench', rows);

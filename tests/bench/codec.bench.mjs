@@ -3,9 +3,14 @@
 // onnxruntime-node and onnxruntime-web doing QuantizeLinear and DequantizeLinear. 64 MiB of f32 (131072 x 128), one
 // thread; time relative to a copy of the same bytes into memory that is already there, timed right before each run.
 // The time of a call includes copying the tensor into the core's memory, the check for NaN and infinities, and making
-// the result's memory; codec_bench times the kernels alone.
+// the result's memory; codec_bench, which runs here as a WebAssembly program first, times the kernels alone.
+//   node codec.bench.mjs [kernels]
 import { cpus } from 'node:os';
 import { load } from '../../dist/index.node.js';
+import { runProgram } from './wasi.mjs';
+
+await runProgram('codec_bench');
+if (process.argv[2] === 'kernels') process.exit();
 
 const tokens = 131072;
 const width = 128;

@@ -3,7 +3,9 @@
 // timed right before each run of a kernel, and the table shows the median of the ratios, so that what else the machine
 // does counts as little as it can. Beside them the row functions of llama.cpp's own build, where it is installed.
 //   codec_bench [backend | all] [part of a spec]   the best backend without arguments
+#if !defined(__EMSCRIPTEN__)
 #include <dlfcn.h>
+#endif
 
 #include <algorithm>
 #include <chrono>
@@ -23,7 +25,9 @@ namespace kvpages {
 namespace {
 
 constexpr Shape kShape{1, 1, 131072, 128};
+#if !defined(__EMSCRIPTEN__)
 constexpr char kLlama[] = KVP_TESTS_DIR "/../node_modules/@node-llama-cpp/linux-x64/bins/linux-x64/";
+#endif
 
 struct Row {
   const char* spec;
@@ -135,6 +139,9 @@ class Bench {
     Print(backend.name, row.spec, row.note, encode, decode);
   }
 
+#if defined(__EMSCRIPTEN__)
+  void Others() {}
+#else
   void Others() {
     void* base = dlopen((std::string(kLlama) + "libggml-base.so").c_str(), RTLD_NOW | RTLD_GLOBAL);
     if (base == nullptr) {
@@ -165,6 +172,7 @@ class Bench {
       Print("llama.cpp", type.c_str(), "", encode, decode);
     }
   }
+#endif
 
   void Print(const char* who, const char* spec, const char* note, double encode, double decode) {
     std::printf("| %-9s | %-30s | %-12s | %8.2f | %10.2f |\n", who, spec, note, encode, decode);
