@@ -1244,6 +1244,7 @@ class Quantizer {
           }
           for (int64_t i = 0; i < all; i += kChunk) {
             const int64_t count = std::min(kChunk, all - i);
+            Fetch(x + i, 2 * kChunk * 4, count * 4);  // the processor's own prefetching ends at each page of memory
             EncodeWith(quick, x + i, count, packer->Reserve(count), mask, one);
             packer->Commit(count);
           }
@@ -1267,6 +1268,12 @@ class Quantizer {
     EncodeRun(code_, x, count, codes, mask, at);
   }
 
+  // Asks for `bytes` bytes that lie `ahead` bytes after `x`; they need not exist.
+  static HWY_INLINE void Fetch(const float* x, int64_t ahead, int64_t bytes) {
+    const uintptr_t next = reinterpret_cast<uintptr_t>(x) + static_cast<uintptr_t>(ahead);
+    for (int64_t i = 0; i < bytes; i += 64) hwy::Prefetch(reinterpret_cast<const uint8_t*>(next + static_cast<uintptr_t>(i)));
+  }
+
   // Rows of one chunk each, whose scales stand ready.
   template <typename At>
   HWY_INLINE void EncodeReady(int64_t tokens, int64_t valid, const float* const* rows, Packer* packer, At at, int64_t groups) const {
@@ -1274,10 +1281,7 @@ class Quantizer {
     // Scales come from a pass of their own over the rows: without this the memory would idle here and the core there.
     const int64_t ahead = Transformed() ? 0 : tokens * job_.token_stride * 4;
     for (int64_t k = 0; k < tokens; ++k) {
-      if (ahead != 0 && k < valid) {
-        const uintptr_t next = reinterpret_cast<uintptr_t>(rows[k]) + static_cast<uintptr_t>(ahead);
-        for (int64_t i = 0; i < width_ * 4; i += 64) hwy::Prefetch(reinterpret_cast<const uint8_t*>(next + static_cast<uintptr_t>(i)));
-      }
+      if (ahead != 0 && k < valid) Fetch(rows[k], ahead, width_ * 4);
       EncodeWith(quick_, k < valid ? rows[k] : kZeroRow, width_, packer->Reserve(width_), mask, at);
       packer->Commit(width_);
       at.scales += groups;
