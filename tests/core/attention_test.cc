@@ -23,14 +23,9 @@ using test::Exact;
 using test::ExactAttention;
 using test::JsonValue;
 using test::VectorFile;
+using test::Noise;
 using Random = std::mt19937;
 
-std::vector<float> Noise(Random& random, int64_t count) {
-  std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<size_t>(count));
-  for (float& value : values) value = normal(random) * (random() % 23 == 0 ? 4.0f : 1.0f);
-  return values;
-}
 Spec SpecOf(std::string_view text) {
   auto spec = ParseSpec(text, "spec");
   EXPECT_TRUE(spec.ok()) << text;

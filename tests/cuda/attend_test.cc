@@ -15,14 +15,8 @@
 namespace kvpages::cuda {
 namespace {
 
+using test::Noise;
 using Random = std::mt19937;
-
-std::vector<float> Noise(Random& random, int64_t count) {
-  std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<size_t>(count));
-  for (float& value : values) value = normal(random) * (random() % 23 == 0 ? 4.0f : 1.0f);
-  return values;
-}
 
 // A layer's pages in the memory of the shim.
 class DevicePages {

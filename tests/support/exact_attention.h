@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,14 @@ struct Exact {
   std::vector<double> out, lse;              // [heads][tokens][width], [heads][tokens]
   std::vector<double> out_bound, lse_bound;  // per query row
 };
+
+// Normal values, some of them four times as large.
+inline std::vector<float> Noise(std::mt19937& random, int64_t count) {
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) value = normal(random) * (random() % 23 == 0 ? 4.0f : 1.0f);
+  return values;
+}
 
 inline double Norm(const float* x, int64_t count) {
   double sum = 0;

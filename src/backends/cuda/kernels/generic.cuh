@@ -17,6 +17,19 @@ template <typename T>
 KVP_DEVICE T* At(uint64_t address) {
   return reinterpret_cast<T*>(address);
 }
+// A row's Hadamard rotation in runs of `n` without its factor, by a whole block of threads; all of them see the result.
+KVP_DEVICE void RotateRow(float* row, int64_t width, int64_t n) {
+  for (int64_t stride = 1; stride < n; stride *= 2) {
+    __syncthreads();
+    for (int64_t pair = threadIdx.x; pair < width / 2; pair += kThreads) {
+      const int64_t j = pair / stride * 2 * stride + pair % stride;
+      const float a = row[j], b = row[j + stride];
+      row[j] = a + b;
+      row[j + stride] = a - b;
+    }
+  }
+  __syncthreads();
+}
 KVP_DEVICE int64_t ThreadIndex() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
 
 // Every type's arithmetic in one place each: unrolled into kernels it would take minutes to compile.
@@ -192,16 +205,7 @@ KVP_KERNEL(KvpRotate, kThreads)(CodecPlan plan, const EncodeItem* items) {
   for (int64_t d = threadIdx.x; d < width; d += kThreads) {
     row[d] = PrepareElement(source, at.h, d, WidenElement(source.type, source.data, first + d));
   }
-  for (int64_t stride = 1; stride < n; stride *= 2) {
-    __syncthreads();
-    for (int64_t pair = threadIdx.x; pair < width / 2; pair += kThreads) {
-      const int64_t j = pair / stride * 2 * stride + pair % stride;
-      const float a = row[j], b = row[j + stride];
-      row[j] = a + b;
-      row[j + stride] = a - b;
-    }
-  }
-  __syncthreads();
+  RotateRow(row, width, n);
   const float factor = HadamardFactor(n);
   for (int64_t d = threadIdx.x; d < width; d += kThreads) row[d] = row[d] * factor;
 }
@@ -424,16 +428,7 @@ KVP_KERNEL(KvpRotateBack, kThreads)(CodecPlan plan, const DecodeItem* items) {
   const int64_t h = head % plan.shape.heads;
   float* row = At<float>(item.out) + head / plan.shape.heads * item.batch_stride + h * item.head_stride +
                static_cast<int64_t>(blockIdx.x) % rows * item.token_stride;
-  for (int64_t stride = 1; stride < n; stride *= 2) {
-    __syncthreads();
-    for (int64_t pair = threadIdx.x; pair < width / 2; pair += kThreads) {
-      const int64_t j = pair / stride * 2 * stride + pair % stride;
-      const float a = row[j], b = row[j + stride];
-      row[j] = a + b;
-      row[j + stride] = a - b;
-    }
-  }
-  __syncthreads();
+  RotateRow(row, width, n);
   const float factor = HadamardFactor(n);
   for (int64_t d = threadIdx.x; d < width; d += kThreads) {
     float x = row[d] * factor;
