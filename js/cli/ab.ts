@@ -5,9 +5,9 @@ import { defaultSchemes, isIds, parseScheme, planScheme, runStudy } from '../stu
 import type { SchemeResult, Scheme, Sequence, StudyResult, Text } from '../study.js';
 import type { Arguments, Command } from './args.js';
 import { studyChart } from './chart.js';
-import { Failure, Progress, readInput, writeOutput, writeStdout } from './io.js';
+import { checkOutput, Failure, Progress, readInput, writeOutput, writeStdout } from './io.js';
 import { backendOptions, loadFrom } from './load.js';
-import { duration, modelOptions, openModel, parseJson, readTextFile } from './model.js';
+import { duration, modelOptions, openModel, outOfMemory, parseJson, readTextFile } from './model.js';
 import type { Model } from './model.js';
 import { defaultPrompts } from './prompts.js';
 import { errorText, plural, table } from './text.js';
@@ -41,6 +41,8 @@ export const ab: Command = {
     const progress = new Progress(args.flag('quiet'));
     // Files first: a wrong name is found before a model is loaded.
     const [prompts, texts, named] = await Promise.all([filesOf(args, 'prompts'), filesOf(args, 'text'), schemeFiles(args)]);
+    const plot = args.text('plot');
+    await checkOutput(plot);
     const kv = await loadFrom(args);
     const schemes = named.map((entry) => (typeof entry === 'string' ? parseScheme(kv, entry) : entry));
     checkNames(args, schemes);
@@ -65,7 +67,6 @@ export const ab: Command = {
         peakBytes: process.resourceUsage().maxRSS * 1024,
         denseBytes: model.engine.denseBytes,
       };
-      const plot = args.text('plot');
       if (plot !== undefined) await writeOutput(plot, new TextEncoder().encode(studyChart(model.name, result)));
       if (args.flag('json')) {
         await writeStdout(`${JSON.stringify({ model: model.name, backend: kv.backend, kernels: kv.kernels, ...result, run }, null, 2)}\n`);
@@ -106,11 +107,12 @@ export async function filesOf(args: Arguments, option: string): Promise<Named[]>
 /** Words of the list; a plan in place of its file's name. */
 async function schemeFiles(args: Arguments): Promise<Array<string | Scheme>> {
   const words = args.text('schemes')?.split(',') ?? defaultSchemes;
-  return Promise.all(
-    words.map(async (word) =>
-      /\.json$/i.test(word) ? planScheme(parseJson(new TextDecoder().decode(await readInput(word)), word), word.replace(/^.*\/|\.json$/gi, '')) : word,
-    ),
-  );
+  return Promise.all(words.map((word) => (/\.json$/i.test(word) ? planFile(word) : word)));
+}
+
+async function planFile(file: string): Promise<Scheme> {
+  const scheme = planScheme(parseJson(new TextDecoder().decode(await readInput(file)), file), file);
+  return scheme.name === file ? { ...scheme, name: file.replace(/^.*\/|\.json$/gi, '') } : scheme;
 }
 
 function checkNames(args: Arguments, schemes: readonly Scheme[]): void {
@@ -132,7 +134,12 @@ async function sequencesOf(model: Model, prompts: readonly Named[], maxNew: numb
 /** Token ids of texts; the tokenizer is only needed where one is not such a list. The model is to go on after the first `prompts` of them. */
 export async function idsOf(model: Model, texts: readonly Named[], prompts: number): Promise<Array<readonly number[]>> {
   const tokenizer = texts.every(({ text }) => isIds(text)) ? undefined : await model.tokenizer();
-  return texts.map(({ text }, i) => (isIds(text) ? text : tokenizer!.encode(text, i < prompts)));
+  return texts.map(({ name, text }, i) => {
+    const ids = isIds(text) ? text : tokenizer!.encode(text, i < prompts);
+    const beyond = ids.find((id) => id >= model.vocabulary);
+    if (beyond === undefined) return ids;
+    throw new Failure(`${name}: must have token ids below the model's ${model.vocabulary}, got ${beyond}`);
+  });
 }
 
 /** Errors of onnxruntime and of the JavaScript engine that are no bugs here. */
@@ -141,7 +148,7 @@ export async function running<T>(work: Promise<T>): Promise<T> {
     return await work;
   } catch (error) {
     if (error instanceof KvPagesError || !(error instanceof Error)) throw error;
-    if (error instanceof RangeError || /alloc|memory/i.test(error.message)) throw new Failure(`out of memory: ${error.message}`);
+    if (outOfMemory(error)) throw new Failure(`out of memory: ${error.message}`);
     if (error instanceof TypeError) throw error;
     throw new Failure(`the model failed: ${error.message}`);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files, standard input and output, progress on standard error.
 import { randomBytes } from 'node:crypto';
-import { readFile, rename, unlink, writeFile } from 'node:fs/promises';
+import { readFile, rename, stat, unlink, writeFile } from 'node:fs/promises';
 
 /** Something that failed and is not a bug: exit code 1, the message alone. */
 export class Failure extends Error {}
@@ -38,10 +38,25 @@ export async function readInput(name: string): Promise<Uint8Array> {
   return bytes;
 }
 
+const partOf = (name: string): string => `${name}.${randomBytes(4).toString('hex')}.part`;
+
+/** Whether an output can be written, before the work whose result it is to hold. */
+export async function checkOutput(name: string | undefined): Promise<void> {
+  if (name === undefined || name === '-') return;
+  const part = partOf(name);
+  try {
+    if ((await stat(name).catch(() => undefined))?.isDirectory()) throw Object.assign(new Error(), { code: 'EISDIR' });
+    await writeFile(part, '', { flag: 'wx' });
+    await unlink(part);
+  } catch (error) {
+    throw new Failure(`${name} could not be written: ${reason(error)}`);
+  }
+}
+
 /** Writes a whole file or nothing: a failed write leaves what was there before. */
 export async function writeOutput(name: string, bytes: Uint8Array): Promise<void> {
   if (name === '-') return writeStdout(bytes);
-  const part = `${name}.${randomBytes(4).toString('hex')}.part`;
+  const part = partOf(name);
   try {
     await writeFile(part, bytes, { flag: 'wx' });
     await rename(part, name);

@@ -28,6 +28,8 @@ interface Files {
 export interface Model {
   readonly name: string;
   readonly engine: Engine;
+  /** Token ids are below it. */
+  readonly vocabulary: number;
   /** Tokens that end a text. */
   readonly stop: readonly number[];
   tokenizer(): Promise<Tokenizer>;
@@ -60,6 +62,7 @@ export async function openModel(args: Arguments, kv: KvPages, report: (text: str
   return {
     name: basename(files.folder),
     engine,
+    vocabulary: config.vocab_size ?? Infinity,
     stop: [generation.eos_token_id ?? config.eos_token_id ?? []].flat(),
     tokenizer: async () => {
       const [tokenizer, settings] = await Promise.all([readJson(join(files.folder, 'tokenizer.json')), readJson(join(files.folder, 'tokenizer_config.json'), true)]);
@@ -90,8 +93,13 @@ async function loading<T>(file: string, loads: Promise<T>): Promise<T> {
     return await loads;
   } catch (error) {
     if (error instanceof KvPagesError || error instanceof Failure || !(error instanceof Error)) throw error;
-    throw new Failure(`${file} could not be loaded: ${error.message}`);
+    throw new Failure(`${file} could not be loaded: ${outOfMemory(error) ? 'out of memory: ' : ''}${error.message}`);
   }
+}
+
+/** Of JavaScript, WebAssembly and onnxruntime, which have no code for it. */
+export function outOfMemory(error: Error): boolean {
+  return error instanceof RangeError || /alloc|memory/i.test(error.message);
 }
 
 async function find(path: string): Promise<Files> {

@@ -4,7 +4,7 @@ import { makePlan, parseScheme, writeOn } from '../study.js';
 import type { PlanResult, Sequence } from '../study.js';
 import { filesOf, idsOf, running } from './ab.js';
 import type { Arguments, Command } from './args.js';
-import { Progress, writeOutput, writeStdout } from './io.js';
+import { checkOutput, Progress, writeOutput, writeStdout } from './io.js';
 import { backendOptions, loadFrom } from './load.js';
 import { duration, modelOptions, openModel } from './model.js';
 import { defaultPrompts } from './prompts.js';
@@ -42,6 +42,8 @@ export const plan: Command = {
     const tokens = args.count('text-tokens', 1) ?? 256;
     const progress = new Progress(args.flag('quiet'));
     const texts = await filesOf(args, 'text');
+    const out = args.text('out');
+    await checkOutput(out);
     const kv = await loadFrom(args);
     const pairs = (args.text('specs')?.split(',') ?? defaultSpecs).map((word) => parseScheme(kv, word).cache);
     const against = (args.text('against') ?? 'nvfp4,kv4,kv3').split(',').map((word) => parseScheme(kv, word));
@@ -69,7 +71,6 @@ export const plan: Command = {
             progress.show(done < total ? `${done} of ${total - 1} layers measured, about ${duration(secondsLeft)} left` : 'measured', done === total),
         }),
       );
-      const out = args.text('out');
       if (out !== undefined) await writeOutput(out, new TextEncoder().encode(`${JSON.stringify({ ...result.plan, model: model.name, bits: result.bits }, null, 2)}\n`));
       await writeStdout(args.flag('json') ? `${JSON.stringify({ model: model.name, ...result }, null, 2)}\n` : report(model.name, bits, result));
     } finally {

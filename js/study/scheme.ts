@@ -47,13 +47,26 @@ export function parseScheme(kv: KvPages, text: string): Scheme {
   };
 }
 
-/** @throws KvPagesError `ERR_MISMATCH` where the value is no plan */
+/** Further options that a plan's cache may have, by the type of their value. */
+const planOptions: Readonly<Record<string, string>> = { keepFirst: 'number', keepRecent: 'number', residual: 'number', pageTokens: 'number', maxBytes: 'number', hot: 'string' };
+
+/** @throws KvPagesError `ERR_MISMATCH` where the value is no plan, or what it says of the cache has other names or types */
 export function planScheme(value: unknown, name: string): Scheme {
   const plan = value as Partial<Plan> | null;
-  if (plan?.format !== 'kvpages.plan.v1' || !Array.isArray(plan.cache?.key) || !Array.isArray(plan.cache.value)) {
-    throw new KvPagesError('ERR_MISMATCH', `${name}: must be a plan with format kvpages.plan.v1 and cache.key, cache.value by layer`, { argument: name, expected: 'kvpages.plan.v1' });
+  const specs = (list: unknown) => Array.isArray(list) && list.length > 0 && list.every((spec) => typeof spec === 'string');
+  const refuse = (rule: string): never => {
+    throw new KvPagesError('ERR_MISMATCH', `${name}: must be a plan with ${rule}`, { argument: name, expected: 'kvpages.plan.v1' });
+  };
+  if (plan?.format !== 'kvpages.plan.v1' || !specs(plan.cache?.key) || !specs(plan.cache?.value)) {
+    return refuse('format kvpages.plan.v1 and specs by layer in cache.key and cache.value');
   }
-  return { name: plan.name ?? name, cache: plan.cache };
+  if (!['undefined', 'string'].includes(typeof plan.name)) refuse('a name that is a text');
+  for (const [option, setting] of Object.entries(plan.cache!)) {
+    if (option !== 'key' && option !== 'value' && typeof setting !== planOptions[option]) {
+      refuse(option in planOptions ? `cache.${option} of type ${planOptions[option]}` : `${Object.keys(planOptions).join(', ')} beside key and value, got cache.${option}`);
+    }
+  }
+  return { name: plan.name ?? name, cache: plan.cache! };
 }
 
 /** Bits of a code, mean of all layers and sides, without scales; undefined for dense types. */

@@ -190,7 +190,7 @@ class Sums {
 /**
  * Runs the study.
  * @throws KvPagesError `ERR_SPEC`, `ERR_SHAPE`, ... naming the scheme where a cache cannot be made of it, before anything runs;
- *   `ERR_ARGUMENT` where a sequence is too short for one page; `ERR_ABORTED`
+ *   `ERR_ARGUMENT` where a sequence is too short for one page, a text before anything runs; `ERR_ABORTED`
  */
 export async function runStudy(options: StudyOptions): Promise<StudyResult> {
   const { kv, engine, schemes, sequences, stop = [], signal, onProgress } = options;
@@ -198,6 +198,8 @@ export async function runStudy(options: StudyOptions): Promise<StudyResult> {
   const layers = engine.shape.layers;
   const sums = schemes.map((scheme) => new Sums(scheme, layers));
   const groups = groupsOf(engine, sums);
+  // Before minutes of computing: what is too short even where the model writes as much as it may.
+  for (const { name, ids, generate } of sequences) checkLength(kv, engine, sums, name, ids.length + generate, generate > 0 ? ids.length : 0);
   const clock = new Clock(sequences, groups, (progress) => onProgress?.(progress));
   const denseTexts = new Tally();
   const described: Array<StudyResult['sequences'][number]> = [];
@@ -306,7 +308,8 @@ function create(engine: Engine, scheme: Scheme): ModelCache {
 
 function checkLength(kv: KvPages, engine: Engine, sums: readonly Sums[], name: string, tokens: number, start: number): void {
   if (tokens - start < 2) {
-    throw new KvPagesError('ERR_ARGUMENT', `${name}: must have two tokens or more to compare, the model ended it after ${tokens - start}`, { argument: name });
+    const found = start > 0 ? `the model wrote ${tokens - start}` : `got ${tokens}`;
+    throw new KvPagesError('ERR_ARGUMENT', `${name}: must have two tokens or more to compare, ${found}`, { argument: name, actual: String(tokens - start) });
   }
   for (const { scheme } of sums) {
     // The last token sees the pages before it: one must be encoded by then.
