@@ -18,6 +18,8 @@
 #include "hwy/highway.h"
 #include "hwy/contrib/math/math-inl.h"
 
+// The baseline that x86-64 compilers start from is no backend, yet Highway compiles it in any case.
+#if HWY_TARGET != HWY_SSE2
 HWY_BEFORE_NAMESPACE();
 namespace kvpages {
 namespace HWY_NAMESPACE {
@@ -342,6 +344,7 @@ const AttentionKernels kTable = TableOf(
 }  // namespace HWY_NAMESPACE
 }  // namespace kvpages
 HWY_AFTER_NAMESPACE();
+#endif
 
 #if HWY_ONCE
 namespace kvpages {

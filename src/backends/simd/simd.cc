@@ -26,6 +26,8 @@
 #include "backends/simd/packing-inl.h"
 #include "backends/simd/schemes-inl.h"
 
+// The baseline that x86-64 compilers start from is no backend, yet Highway compiles it in any case.
+#if HWY_TARGET != HWY_SSE2
 HWY_BEFORE_NAMESPACE();
 namespace kvpages {
 namespace HWY_NAMESPACE {
@@ -1518,6 +1520,7 @@ constexpr Backend TableOf(const char* name, bool (*available)()) {
 }  // namespace HWY_NAMESPACE
 }  // namespace kvpages
 HWY_AFTER_NAMESPACE();
+#endif
 
 #if HWY_ONCE
 namespace kvpages {
