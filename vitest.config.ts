@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The same test bodies in three places, and the tools once: Node with the addon, Node with WebAssembly, Chromium with
 // WebAssembly.
+import { availableParallelism } from 'node:os';
 import { playwright } from '@vitest/browser-playwright';
 import { defineConfig } from 'vitest/config';
 
@@ -9,6 +10,8 @@ const chromium = process.env['KVP_CHROMIUM'] ?? '/usr/bin/chromium';
 
 export default defineConfig({
   test: {
+    // By default a core is left free for the runner, half the machine where there are two.
+    maxWorkers: Math.max(2, availableParallelism() - 1),
     projects: [
       { test: { name: 'node-addon', include, provide: { backend: 'native' } } },
       { test: { name: 'node-wasm', include, provide: { backend: 'wasm' } } },
