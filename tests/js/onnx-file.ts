@@ -17,12 +17,12 @@ export interface ValueOfGraph {
   readonly shape: ReadonlyArray<number | string>;
 }
 
-/** A node with attributes that are integers. */
+/** A node with attributes that are integers or lists of them. */
 export interface NodeOfGraph {
   readonly op: string;
   readonly inputs: readonly string[];
   readonly output: string;
-  readonly attributes?: Readonly<Record<string, number>>;
+  readonly attributes?: Readonly<Record<string, number | readonly number[]>>;
 }
 
 const value = (field: number, { name, type, shape }: ValueOfGraph): Bytes => {
@@ -35,7 +35,9 @@ const node = ({ op, inputs, output, attributes = {} }: NodeOfGraph): Bytes =>
     ...inputs.flatMap((name) => text(1, name)),
     ...text(2, output),
     ...text(4, op),
-    ...Object.entries(attributes).flatMap(([name, i]) => message(5, [...text(1, name), ...number(3, i), ...number(20, 2)])),
+    ...Object.entries(attributes).flatMap(([name, i]) =>
+      message(5, [...text(1, name), ...(typeof i === 'number' ? [...number(3, i), ...number(20, 2)] : [...i.flatMap((one) => number(8, one)), ...number(20, 7)])]),
+    ),
   ]);
 
 /** A file of opset 21. */
@@ -71,5 +73,37 @@ export function carrier(options: {
     ]),
     nodes: sides.map(({ layer, side }) => ({ op: 'Concat', inputs: [past(layer, side), fresh(layer, side)], output: present(layer, side), attributes: { axis } })),
     outputs: kept(sides.map(({ layer, side }) => ({ name: present(layer, side), type, shape: longer('total') }))),
+  });
+}
+
+/**
+ * A whole language model of one layer, all in f16: 2 KV heads of 8, 8 words. Its keys and values are the ids of the tokens, its logits these
+ * times the mean value.
+ */
+export function halfModel(): Uint8Array<ArrayBuffer> {
+  const past = (side: string): ValueOfGraph => ({ name: `past_key_values.0.${side}`, type: 'float16', shape: ['batch', 2, 'past', 8] });
+  const present = (side: string): ValueOfGraph => ({ name: `present.0.${side}`, type: 'float16', shape: ['batch', 2, 'total', 8] });
+  const list = (name: string, values: readonly number[]): NodeOfGraph => ({ op: 'Constant', inputs: [], output: name, attributes: { value_ints: values } });
+  return onnxFile({
+    inputs: [{ name: 'input_ids', type: 'int64', shape: ['batch', 'tokens'] }, past('key'), past('value')],
+    nodes: [
+      list('axes 1 3', [1, 3]),
+      list('axis 1', [1]),
+      list('axis 2', [2]),
+      list('axes 1 2', [1, 2]),
+      list('ramp of int64', [1, 2, 3, 4, 5, 6, 7, 8]),
+      { op: 'Cast', inputs: ['ramp of int64'], output: 'ramp', attributes: { to: types.float16 } },
+      { op: 'Cast', inputs: ['input_ids'], output: 'ids', attributes: { to: types.float16 } },
+      { op: 'Unsqueeze', inputs: ['ids', 'axes 1 3'], output: 'one head' },
+      { op: 'Concat', inputs: ['one head', 'one head'], output: 'heads', attributes: { axis: 1 } },
+      // A ramp over head_dim, so that values have something to lose.
+      { op: 'Div', inputs: ['heads', 'ramp'], output: 'new' },
+      ...(['key', 'value'] as const).map((side) => ({ op: 'Concat', inputs: [past(side).name, 'new'], output: present(side).name, attributes: { axis: 2 } })),
+      { op: 'ReduceMean', inputs: ['present.0.value', 'axes 1 2'], output: 'mean', attributes: { keepdims: 0 } },
+      { op: 'Unsqueeze', inputs: ['mean', 'axis 1'], output: 'means' },
+      { op: 'Unsqueeze', inputs: ['ids', 'axis 2'], output: 'columns' },
+      { op: 'Mul', inputs: ['columns', 'means'], output: 'logits' },
+    ],
+    outputs: [{ name: 'logits', type: 'float16', shape: ['batch', 'tokens', 8] }, present('key'), present('value')],
   });
 }

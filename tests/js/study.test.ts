@@ -7,6 +7,7 @@ import type { Engine, StudyOptions } from '../../js/study.js';
 import { Reference } from '../../js/study/measure.js';
 import { readTexts } from '../../js/study/tokens.js';
 import { loadOrt, piece, readConfig, someIds } from './models.js';
+import { halfModel } from './onnx-file.js';
 import { backend, loadHere, readRepositoryFile } from './support.js';
 
 let kv: KvPages;
@@ -102,9 +103,25 @@ describe('study', { timeout: 60_000 }, () => {
     expect(schemes[0]!.byLayer).toHaveLength(6);
   });
 
+  test('of a model in f16: a dense scheme loses nothing, codes something', async () => {
+    const ort = await loadOrt();
+    const engine = thawEngine(kv, ort, await ort.InferenceSession.create(halfModel(), { intraOpNumThreads: 1 }));
+    const ids = someIds(70).map((id) => id % 8);
+    const { schemes, sequences } = await study(engine, ['f32', 'f16', 'int4/token'], { sequences: [{ name: 'text', ids, generate: 0 }] });
+    expect(engine.shape).toEqual({ layers: 1, kvHeads: [2], headDim: [{ key: 8, value: 8 }] });
+    expect(schemes.slice(0, 2)).toMatchObject([{ kl: 0, top1: 1 }, { kl: 0, top1: 1 }]);
+    expect(schemes[2]!.kl).toBeGreaterThan(1e-7);
+    expect(sequences[0]!.perplexity).toBeGreaterThan(1);
+    // 69 tokens of keys and values, as past and as present without the last one.
+    expect(engine.denseBytes).toBe(2 * 2 * (64 + 69) * 2 * 8);
+    await engine.dispose();
+  });
+
   test('refuses what it cannot measure, before anything runs', async () => {
     const engine = attend;
     await expect(study(engine, ['int4/token/16'], { sequences: [{ name: 'short', ids: someIds(16), generate: 0 }] })).rejects.toMatchObject({ code: 'ERR_ARGUMENT', argument: 'short' });
+    const far: Engine = { ...thaw, forward: () => Promise.reject(new Error('ran')) };
+    await expect(study(far, ['nvfp4'], { sequences: [{ name: 'long', ids: someIds(40), generate: 0 }, { name: 'short', ids: [1], generate: 0 }] })).rejects.toMatchObject({ code: 'ERR_ARGUMENT', argument: 'short', actual: '1' });
     await expect(study(engine, ['bf16', 'int5'])).rejects.toMatchObject({ code: 'ERR_SPEC' });
     await expect(study(engine, ['bf16', 'nvfp4'], { sequences: [] })).rejects.toMatchObject({ code: 'ERR_ARGUMENT' });
     await expect(study(engine, ['nvfp4'], { signal: AbortSignal.abort() })).rejects.toThrow(/abort/i);
