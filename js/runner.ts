@@ -220,8 +220,10 @@ export class SplitModel {
   async *generate(tokenIds: TokenIds, options: GenerateOptions = {}): AsyncGenerator<number, 'stop' | 'length', undefined> {
     const names = ['cache', 'maxNewTokens', 'temperature', 'topK', 'topP', 'seed', 'stop', 'chunkTokens', 'onLogits', 'signal'];
     requireOptions(options, 'options', names);
-    const { cache = this.cache, maxNewTokens = 128, onLogits, signal } = options;
-    const stop = new Set(options.stop ?? [this.config.eos_token_id ?? []].flat());
+    const { cache = this.cache, onLogits, signal } = options;
+    const stop = stopTokens(options.stop ?? [this.config.eos_token_id ?? []].flat());
+    const maxNewTokens = atLeast(options.maxNewTokens ?? 128, 0, 'maxNewTokens');
+    if (onLogits !== undefined && typeof onLogits !== 'function') throw wrongType('onLogits', 'must be a function', onLogits);
     const choose = sampler(options);
     const ids = this.#ids(tokenIds);
     const chunk = atLeast(options.chunkTokens ?? ids.length, 1, 'chunkTokens');
@@ -229,7 +231,7 @@ export class SplitModel {
     let at = 0;
     for (; at + chunk < ids.length; at += chunk) await this.forward(ids.subarray(at, at + chunk), { ...more, logits: 'none' });
     let next: TokenIds = ids.subarray(at);
-    for (let made = 0; made < atLeast(maxNewTokens, 0, 'maxNewTokens'); ++made) {
+    for (let made = 0; made < maxNewTokens; ++made) {
       const logits = await this.forward(next, { ...more, logits: 'last' });
       onLogits?.(logits);
       const token = choose(logits);
@@ -263,6 +265,11 @@ export class SplitModel {
     if (ids.length === 0) throw new KvPagesError('ERR_ARGUMENT', 'tokenIds: must have one token or more, got 0', { argument: 'tokenIds' });
     return ids;
   }
+}
+
+function stopTokens(tokens: readonly number[]): ReadonlySet<number> {
+  if (!Array.isArray(tokens)) throw wrongType('stop', 'must be an array of integers', tokens);
+  return new Set(tokens.map((token, i) => atLeast(token, 0, `stop[${i}]`)));
 }
 
 function shapeOf(config: SplitModelConfig): Shape {

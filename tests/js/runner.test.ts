@@ -179,6 +179,11 @@ if (backend === 'native') {
       expect(await failure(model.generate([1], { cache, temperature: -1 }).next())).toMatchObject({ code: 'ERR_ARGUMENT', argument: 'temperature' });
       expect(await failure(model.generate([1], { cache, topP: 2 }).next())).toMatchObject({ code: 'ERR_ARGUMENT', argument: 'topP' });
       expect(await failure(model.generate([1], { cache, chunkTokens: 0 }).next())).toMatchObject({ code: 'ERR_ARGUMENT', argument: 'chunkTokens' });
+      expect(await failure(model.generate([1, 2, 3], { cache, chunkTokens: 1, maxNewTokens: -1 }).next())).toMatchObject({ code: 'ERR_ARGUMENT', argument: 'maxNewTokens' });
+      expect(await failure(model.generate([1, 2, 3], { cache, chunkTokens: 1, stop: [5, 1.5] }).next())).toMatchObject({ code: 'ERR_ARGUMENT', argument: 'stop[1]', actual: '1.5' });
+      expect(await failure(model.generate([1], { cache, stop: 2 as never }).next())).toMatchObject({ name: 'TypeError', message: expect.stringMatching(/^stop: must be an array of integers, got /) as string });
+      expect(await failure(model.generate([1], { cache, onLogits: 'log' as never }).next())).toMatchObject({ name: 'TypeError', message: expect.stringMatching(/^onLogits: must be a function/) as string });
+      expect(cache.tokens).toBe(20);
       const [first, second] = [model.forward([1], { cache, logits: 'last' }), failure(model.forward([1], { cache }))];
       expect(await second).toMatchObject({ code: 'ERR_ARGUMENT', argument: 'cache' });
       await first;
