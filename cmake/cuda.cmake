@@ -2,7 +2,7 @@
 # kernels need nvcc: the one that CUDACXX names, one on PATH, or the one that `npm run setup` put in .toolchain/cuda.
 #   KVP_CUDA          OFF, or the environment variable KVPAGES_CUDA=off: without the backend
 #   KVP_CUDA_KERNELS  ON, OFF, or AUTO: kernels where an nvcc is found
-# Sets KVP_NVCC, KVP_CUDA_SOURCES and, where the binary has the kernels, KVP_CUDA_FATBIN.
+# Sets KVP_NVCC, KVP_CUDA_SOURCES and, where the binary has the kernels, KVP_CUDA_FATBIN, which KVP_CUDA_IMAGE takes in.
 option(KVP_CUDA "Build the CUDA backend" ON)
 set(KVP_CUDA_KERNELS OFF CACHE STRING "Compile the CUDA kernels into the binary: ON, OFF or AUTO")
 set_property(CACHE KVP_CUDA_KERNELS PROPERTY STRINGS ON OFF AUTO)
@@ -64,6 +64,7 @@ else()
     DEPFILE "${KVP_CUDA_FATBIN}.d"
     COMMENT "CUDA kernels (about a minute)"
     VERBATIM)
+  add_custom_target(kvp_cuda_fatbin DEPENDS "${KVP_CUDA_FATBIN}")
 endif()
 
 string(REGEX MATCH "^[0-9]+" _major "${_version}")
@@ -84,7 +85,8 @@ else()
   set(_image "")
   set(_address "nullptr")
 endif()
-file(GENERATE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/cuda_image.cc" CONTENT "// Made by cmake/cuda.cmake.
+set(KVP_CUDA_IMAGE "${CMAKE_CURRENT_BINARY_DIR}/cuda_image.cc")
+file(GENERATE OUTPUT "${KVP_CUDA_IMAGE}" CONTENT "// Made by cmake/cuda.cmake.
 #include \"backends/cuda/image.h\"
 ${_image}
 namespace kvpages::cuda {
@@ -93,5 +95,4 @@ const char* WhyNoKernels() { return \"${_why}\"; }
 int LeastDriverVersion() { return ${_least}; }
 }  // namespace kvpages::cuda
 ")
-list(APPEND KVP_CUDA_SOURCES "${CMAKE_CURRENT_BINARY_DIR}/cuda_image.cc")
-set_source_files_properties("${CMAKE_CURRENT_BINARY_DIR}/cuda_image.cc" PROPERTIES OBJECT_DEPENDS "${KVP_CUDA_FATBIN}")
+list(APPEND KVP_CUDA_SOURCES "${KVP_CUDA_IMAGE}")

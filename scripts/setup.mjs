@@ -12,6 +12,8 @@ const PINS = {
   highway: { suite: 'trixie', upstream: '1.2.0', version: '1.2.0-2', oldest: '1.0.7' },
   protobuf: { upstream: '3.21.12' },
   llvm: '19',
+  // nvcc, as packages of PyPI.
+  cuda: { 'nvidia-cuda-nvcc': '13.5.37', 'nvidia-cuda-crt': '13.5.37', 'nvidia-cuda-runtime': '13.5.37', 'nvidia-nvvm': '13.5.37' },
 };
 
 const PACKAGES = {
@@ -243,6 +245,33 @@ function setUpProtobuf() {
   if (header !== '3021012') throw new Failure(`protobuf ${upstream} is pinned, the source says ${header}`);
 }
 
+// ---- nvcc for the CUDA kernels, which are optional: CUDACXX, an nvcc on PATH, else PyPI's packages, unpacked
+
+function setUpCuda() {
+  if (process.env.KVPAGES_CUDA === 'off' || process.env.CUDACXX || which('nvcc')) return;
+  if (process.platform !== 'linux' || !['x64', 'arm64'].includes(process.arch)) return;
+  const folder = join(toolchain, 'cuda');
+  const wanted = Object.entries(PINS.cuda).map(([name, version]) => `${name}==${version}`);
+  try {
+    once(folder, `${wanted.join('\n')}\n`, () => {
+      say(`fetching nvcc ${PINS.cuda['nvidia-cuda-nvcc']} (125 MB download; KVPAGES_CUDA=off does without)`);
+      if (!output('python3', ['-m', 'pip', '--version'])) {
+        if (!debian) throw new Failure('python3 has no pip');
+        aptGet(['install', '-y', '--no-install-recommends', 'python3-pip']);
+      }
+      rmSync(folder, { recursive: true, force: true });
+      const pip = ['-m', 'pip', '--quiet', '--disable-pip-version-check', '--no-input', '--retries', '2', '--timeout', '30'];
+      run('python3', [...pip, 'install', '--no-deps', '--only-binary', ':all:', '--no-warn-script-location', '--target', folder, ...wanted], {
+        env: { ...process.env, PIP_ROOT_USER_ACTION: 'ignore' },
+      });
+    });
+  } catch (error) {
+    if (!(error instanceof Failure)) throw error;
+    rmSync(folder, { recursive: true, force: true });
+    say(`no nvcc: ${error.message}; the addon is built without CUDA kernels`);
+  }
+}
+
 // ---- npm packages
 
 /** Whether node_modules has every package of the lock file in its version (optional ones for other platforms aside). */
@@ -318,7 +347,7 @@ export async function setup({ tests = true } = {}) {
     setUpEmscripten();
     setUpHighway();
     setUpProtobuf();
-    // A CUDA compiler, which is optional, will be set up here.
+    setUpCuda();
   });
   say(`set up in ${seconds(began)} (${root})`);
 }

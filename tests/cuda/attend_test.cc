@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of the CUDA backend on the CPU shim, over the pages of caches, within the bound of docs/attention.md.
+// Attention of the CUDA backend on a device, over the pages of caches, within the bound of docs/attention.md.
 #include "backends/cuda/attend.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <random>
 
 #include "backends/reference/reference.h"
-#include "cuda/shim.h"
+#include "cuda/devices.h"
 #include "support/exact_attention.h"
 
 namespace kvpages::cuda {
@@ -18,10 +18,10 @@ namespace {
 using test::Noise;
 using Random = std::mt19937;
 
-// A layer's pages in the memory of the shim.
+// A layer's pages in the memory of a device.
 class DevicePages {
  public:
-  explicit DevicePages(std::shared_ptr<ShimDevice> device) : device_(std::move(device)) {}
+  explicit DevicePages(std::shared_ptr<Device> device) : device_(std::move(device)) {}
   ~DevicePages() {
     for (const DevicePointer at : held_) device_->Free(at);
   }
@@ -66,13 +66,16 @@ class DevicePages {
     if (!payload.center.empty()) side.center = payload.center.Same(layer.center) ? center : Put(payload.center.data(), payload.center.size());
     return side;
   }
-  std::shared_ptr<ShimDevice> device_;
+  std::shared_ptr<Device> device_;
   std::vector<DevicePointer> held_;
 };
 
 class CudaAttention : public ::testing::Test {
  protected:
-  void SetUp() override { instance_->backend = &kReferenceBackend; }
+  void SetUp() override {
+    if (device_ == nullptr) GTEST_SKIP() << WhyNoDevice();
+    instance_->backend = &kReferenceBackend;
+  }
 
   ModelCache Make(const std::string& key, const std::string& value, int64_t heads, int64_t width, int64_t value_width) {
     ModelConfig config;
@@ -160,7 +163,7 @@ class CudaAttention : public ::testing::Test {
 
   Random random_{7};
   InstanceRef instance_ = std::make_shared<Instance>();
-  std::shared_ptr<ShimDevice> device_ = std::make_shared<ShimDevice>();
+  std::shared_ptr<Device> device_ = NewDevice();
 };
 
 TEST_F(CudaAttention, EveryPresetOverMixedPages) {

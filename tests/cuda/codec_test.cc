@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA backend's codec on the CPU shim: the reference's bytes for every spec.
+// The CUDA backend's codec on a device: the reference's bytes for every spec.
 #include "backends/cuda/codec.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +9,8 @@
 #include <random>
 
 #include "backends/reference/reference.h"
-#include "cuda/shim.h"
+#include "cuda/devices.h"
+#include "cuda/memory.h"
 #include "support/payloads.h"
 
 namespace kvpages::cuda {
@@ -25,30 +26,6 @@ struct Case {
   SpecOptions options;
   int payloads = 1;
   float tail = 1;  // factor of the last eight elements
-};
-
-class Memory {
- public:
-  explicit Memory(Device& device) : device_(device) {}
-  ~Memory() {
-    for (const DevicePointer at : held_) device_.Free(at);
-  }
-  DevicePointer Take(uint64_t bytes) {
-    if (bytes == 0) return 0;
-    auto at = device_.Allocate(bytes);
-    EXPECT_TRUE(at.ok());
-    held_.push_back(at.value());
-    return at.value();
-  }
-  DevicePointer Put(const void* data, uint64_t bytes) {
-    const DevicePointer at = Take(bytes);
-    EXPECT_TRUE(device_.Upload(at, data, bytes).ok());
-    return at;
-  }
-
- private:
-  Device& device_;
-  std::vector<DevicePointer> held_;
 };
 
 // Values of many magnitudes with rows of zeros and equal values.
@@ -72,7 +49,7 @@ std::vector<uint8_t> Fetch(Device& device, DevicePointer from, uint64_t bytes) {
 std::string FirstDifference(const std::vector<uint8_t>& got, const Bytes& want) { return test::DifferenceOf(got, test::BytesOf(want)); }
 
 // Encodes and decodes on the device and compares with the reference; `poison` puts numbers that are not finite in.
-void Check(const std::shared_ptr<ShimDevice>& device, const Case& c, bool poison = false) {
+void Check(const std::shared_ptr<Device>& device, const Case& c, bool poison = false) {
   SCOPED_TRACE(c.spec + " " + Text(c.shape) + " valid " + std::to_string(c.valid) + " from " + std::string(Info(c.source_type).name));
   std::mt19937 random(static_cast<uint32_t>(std::hash<std::string>()(c.spec)));
   const int64_t elements = c.shape.elements(), size = Info(c.source_type).bits / 8;
@@ -190,7 +167,7 @@ void Check(const std::shared_ptr<ShimDevice>& device, const Case& c, bool poison
 
 // Rows that cannot be read eight elements at a time, and rows that can.
 TEST(CudaCodec, EverySpecGivesTheReferencesBytes) {
-  const auto device = std::make_shared<ShimDevice>();
+  KVP_DEVICE_OR_SKIP(device);
   const Type types[] = {Type::f32, Type::f16, Type::bf16};
   size_t turn = 0;
   for (const std::string& spec : AllSpecs()) {
@@ -206,7 +183,7 @@ TEST(CudaCodec, EverySpecGivesTheReferencesBytes) {
 }
 
 TEST(CudaCodec, EveryPresetGivesTheReferencesBytes) {
-  const auto device = std::make_shared<ShimDevice>();
+  KVP_DEVICE_OR_SKIP(device);
   for (const Preset& preset : Presets()) {
     for (const std::string_view spec : {preset.key, preset.value}) {
       Check(device, {std::string(spec), {1, 2, 16, 128}, -1, Type::bf16, {}, 2});
@@ -217,7 +194,7 @@ TEST(CudaCodec, EveryPresetGivesTheReferencesBytes) {
 }
 
 TEST(CudaCodec, NumbersThatAreNotFinite) {
-  const auto device = std::make_shared<ShimDevice>();
+  KVP_DEVICE_OR_SKIP(device);
   size_t turn = 0;
   for (const NonFinite rule : {NonFinite::kSaturate, NonFinite::kPass}) {
     for (const std::string& spec : AllSpecs()) {
@@ -234,7 +211,7 @@ TEST(CudaCodec, NumbersThatAreNotFinite) {
 
 // Groups larger than a block of threads, more partial sums than one holds, blocks of a warp, whole rows rotated.
 TEST(CudaCodec, LargerPayloads) {
-  const auto device = std::make_shared<ShimDevice>();
+  KVP_DEVICE_OR_SKIP(device);
   for (const char* spec : {"int4/tensor/mse/f32", "lm3/head/mse/e4m3", "int8/tensor/absmax/f16+center+hadamard", "nvfp4+hadamard", "nvfp4-4over6",
                            "lm4/token/256/mse/e4m3+center+hadamard", "uint3/token/128/mse/bf16", "int8/channel/64/absmax/f32",
                            "uint4/channel/24/minmax/e4m3", "int3/head/absmax/f32"}) {
@@ -245,14 +222,14 @@ TEST(CudaCodec, LargerPayloads) {
 
 // Threads beyond the last row must not add to what the payload's e4m3 scales are relative to.
 TEST(CudaCodec, LastWarpIsPartlyIdle) {
-  const auto device = std::make_shared<ShimDevice>();
+  KVP_DEVICE_OR_SKIP(device);
   for (const char* spec : {"lm4/token/64/mse/e4m3+hadamard", "int4/token/32/absmax/e4m3+hadamard", "int8/token/16/mse/e4m3"}) {
     Check(device, {spec, {1, 1, 3, 64}, -1, Type::bf16, {}, 1, 100.0f});
   }
 }
 
 TEST(CudaCodec, OptionsOfSchemes) {
-  const auto device = std::make_shared<ShimDevice>();
+  KVP_DEVICE_OR_SKIP(device);
   Case c{"nvfp4", {1, 1, 5, 32}, -1, Type::f32, {}, 1};
   for (const GlobalScale global : {GlobalScale::kAmax448, GlobalScale::kAmax6, GlobalScale::kGiven}) {
     c.options.global = global;
@@ -264,39 +241,6 @@ TEST(CudaCodec, OptionsOfSchemes) {
     c.options.rule = MxRule::kCeil;
     Check(device, c);
   }
-}
-
-// Whatever call fails, the error comes back and nothing is left on the device.
-TEST(CudaCodec, EveryFailureOfTheDeviceIsReported) {
-  const auto device = std::make_shared<ShimDevice>();
-  Memory memory(*device);
-  EncodeItem item;
-  item.source = memory.Take(16 * 32 * 4);
-  item.codes = memory.Take(16 * 32);
-  item.scales = item.global = memory.Take(256);
-  item.token_stride = 32;
-  item.head_stride = item.batch_stride = 16 * 32;
-  item.valid = 16;
-  ASSERT_TRUE(device->Clear(item.source, 16 * 32 * 4).ok());
-  const uint64_t held = device->held;
-  const auto encode = [&] {
-    DeviceCodec codec(device);
-    return codec.Encode(ParseSpec("int8/tensor/mse/e4m3", "spec").value(), {}, {1, 1, 16, 32}, Type::f32, 0, {&item, 1});
-  };
-  const uint64_t before = device->calls;
-  ASSERT_TRUE(encode().ok());
-  const uint64_t calls = device->calls - before;
-  ASSERT_GT(calls, 6u);
-  for (uint64_t i = 0; i < calls; ++i) {
-    device->fails_from = device->calls + 1 + i;
-    const Status status = encode();
-    ASSERT_FALSE(status.ok()) << i;
-    EXPECT_EQ(status.error().code, Code::kDevice);
-    EXPECT_EQ(device->held, held);
-    device->fails_from = 0;
-  }
-  device->limit = held;
-  EXPECT_EQ(encode().error().code, Code::kMemory);
 }
 
 }  // namespace

@@ -5,40 +5,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
-#include <tuple>
-#include <type_traits>
-#include <utility>
 
-#include "cuda/words.h"
-// After the words that they need.
-#include "backends/cuda/kernels/kernels.cu"
+#include "cuda/launch.h"
 
 namespace kvpages::cuda {
 namespace {
 
 constexpr uint64_t kAlignment = 256;
-constexpr uint32_t kMostShared = 48 << 10, kMostThreads = 1024, kMostBlocksAcross = 65535;
-
-struct Kernel {
-  const char* name;
-  void (*run)(Extent grid, Extent block, uint32_t shared_bytes, void** arguments);
-};
-
-template <typename... A>
-void Start(void (*kernel)(A...), Extent grid, Extent block, uint32_t shared_bytes, void** arguments) {
-  // As on a device, each thread gets the values that the arguments had at the launch.
-  const auto copy = [&]<size_t... I>(std::index_sequence<I...>) {
-    return std::tuple<std::remove_const_t<A>...>(*static_cast<std::remove_const_t<A>*>(arguments[I])...);
-  }(std::index_sequence_for<A...>());
-  shim::Run(grid, block, shared_bytes, [&] { std::apply(kernel, copy); });
-}
-
-const Kernel kKernels[] = {
-#define KVP_X(name) \
-  {#name, [](Extent grid, Extent block, uint32_t shared_bytes, void** arguments) { Start(name, grid, block, shared_bytes, arguments); }},
-    KVP_CUDA_KERNELS(KVP_X)
-#undef KVP_X
-};
 
 uint8_t* At(DevicePointer pointer) { return reinterpret_cast<uint8_t*>(pointer); }
 
@@ -115,15 +88,13 @@ Status ShimDevice::Clear(DevicePointer to, uint64_t bytes) {
 
 Status ShimDevice::Launch(const char* kernel, Extent grid, Extent block, uint32_t shared_bytes, void** arguments) {
   KVP_TRY(Count(kernel));
-  const uint64_t threads = uint64_t{block.x} * block.y * block.z;
-  if (threads == 0 || threads > kMostThreads || shared_bytes > kMostShared || grid.y > kMostBlocksAcross || grid.z > kMostBlocksAcross) {
+  if (!shim::WithinLimits(grid, block, shared_bytes)) {
     return MakeError(Code::kDevice, "device", std::string(kernel) + ": this launch is beyond a device's limits");
   }
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return Ok();
-  for (const Kernel& known : kKernels) {
-    if (std::strcmp(known.name, kernel) != 0) continue;
+  if (const shim::Kernel known = shim::FindKernel(kernel)) {
     ++launches;
-    known.run(grid, block, shared_bytes, arguments);
+    known(grid, block, shared_bytes, arguments)();
     return Ok();
   }
   return MakeError(Code::kDevice, "device", "no such kernel", kernel);

@@ -198,19 +198,23 @@ class StreamDevice : public Device {
  public:
   explicit StreamDevice(std::shared_ptr<Context> context) : context_(std::move(context)), driver_(context_->driver) {}
   ~StreamDevice() override {
-    if (context_->lost()) return;  // the driver has freed all that it held
+    // Of a lost context the driver has freed everything; any of these calls may be the one that tells.
     Current current(*context_);
-    if (!current.ok()) return;
-    if (stream_ != nullptr) driver_.cuStreamSynchronize(stream_);
+    const auto good = [&](api::Result result, const char* call) { return Check(result, call).ok() || !context_->lost(); };
+    if (!current.ok() || (stream_ != nullptr && !good(driver_.cuStreamSynchronize(stream_), "cuStreamSynchronize"))) return;
     Trim();
-    for (const auto& [at, size] : sizes_) (void)Check(driver_.cuMemFree_v2(at), "cuMemFree").ok();
+    for (const auto& [at, size] : sizes_) {
+      if (context_->lost() || !good(driver_.cuMemFree_v2(at), "cuMemFree")) return;
+    }
     for (const std::span<Slot> slots : {std::span<Slot>(uploads_), std::span<Slot>(downloads_)}) {
       for (const Slot& slot : slots) {
-        if (slot.event != nullptr) driver_.cuEventDestroy_v2(slot.event);
-        if (slot.memory != nullptr) driver_.cuMemFreeHost(slot.memory);
+        if (context_->lost() || (slot.event != nullptr && !good(driver_.cuEventDestroy_v2(slot.event), "cuEventDestroy")) ||
+            (slot.memory != nullptr && !good(driver_.cuMemFreeHost(slot.memory), "cuMemFreeHost"))) {
+          return;
+        }
       }
     }
-    if (stream_ != nullptr) driver_.cuStreamDestroy_v2(stream_);
+    if (stream_ != nullptr && !context_->lost()) good(driver_.cuStreamDestroy_v2(stream_), "cuStreamDestroy");
   }
 
   Status Start() {
@@ -438,7 +442,9 @@ class StreamDevice : public Device {
   // The stream is idle.
   void Trim() {
     for (auto& [size, blocks] : kept_) {
-      for (const DevicePointer at : blocks) (void)Check(driver_.cuMemFree_v2(at), "cuMemFree").ok();
+      for (const DevicePointer at : blocks) {
+        if (!context_->lost()) (void)Check(driver_.cuMemFree_v2(at), "cuMemFree").ok();
+      }
       blocks.clear();
     }
     kept_bytes_ = 0;

@@ -205,7 +205,7 @@ void DecodeLlamaBlock(Type type, const uint8_t* block, float* out) {
   }
 }
 
-void DequantizeLlama(const DequantizeJob& job) {
+[[maybe_unused]] void DequantizeLlama(const DequantizeJob& job) {
   const Shape& shape = job.shape;
   const int64_t bytes = LlamaBlockBytes(job.spec.type);
   for (int64_t b = 0; b < shape.batch; ++b) {
