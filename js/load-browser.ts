@@ -9,6 +9,7 @@ const beside = once(() => compile(new URL('../dist/kvpages.wasm', import.meta.ur
 
 const environment: Environment = {
   native: () => ({ reason: 'there are no addons outside Node' }),
+  cuda: () => ({ reason: 'there is no CUDA outside Node' }),
   module: (source) => (source === undefined ? beside() : compile(source, (location) => fetch(location))),
 };
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds the core in Node: the addon of this platform, else WebAssembly, and says which and why.
+// Finds the core in Node: the addon of this platform, with a GPU or without, else WebAssembly, and says which and why.
 import { readFile } from 'node:fs/promises';
 import { createRequire } from 'node:module';
 import { bindAddon } from './bind-addon.js';
+import { Core } from './binding.js';
 import { compile, once, open } from './loader.js';
 import type { Attempt, Environment } from './loader.js';
 import type { LoadOptions } from './kv-pages.js';
@@ -40,6 +41,16 @@ function findAddon(): Attempt {
   }
 }
 
+function cuda(): Attempt {
+  const { functions } = native();
+  if (functions === undefined) return { reason: 'there is no addon to use it' };
+  // Asked each time: what is there is remembered by the core, and a GPU may be lost.
+  const { usable, reason } = new Core(functions).json<{ usable: boolean; reason: string }>('kvp_device_probe');
+  if (!usable) return { reason };
+  if (functions['kvp_instance_device'] === undefined) return { reason: `this version does not use ${reason}` };
+  return { functions, reason };
+}
+
 /** Files are read, other locations are fetched. */
 async function read(location: string | URL): Promise<Response | BufferSource> {
   const isUrl = location instanceof URL || /^(https?|data|blob|file):/.test(location);
@@ -55,6 +66,7 @@ export function openHere(options: LoadOptions): ReturnType<typeof open> {
     backend: process.env['KVPAGES_BACKEND'],
     kernels: process.env['KVPAGES_KERNELS'],
     native,
+    cuda,
     module: (source) => (source === undefined ? beside() : compile(source, read)),
   };
   return open(options, environment);

@@ -18,6 +18,8 @@ export interface Environment {
   readonly kernels?: string | undefined;
   /** Looks for Node's addon. */
   native(): Attempt;
+  /** Looks for a GPU that the addon can use. Opens it where there is one. */
+  cuda(): Attempt;
   /** The module beside the script, or what the caller gave. */
   module(source: WasmSource | undefined): Promise<WebAssembly.Module>;
 }
@@ -39,11 +41,12 @@ export async function open(
       actual: backend,
     });
   }
-  const attempts = new Map<Backend, Attempt>([['cuda', { reason: 'this build has no CUDA kernels' }]]);
-  const wanted: readonly Backend[] = backend === 'auto' ? ['native', 'wasm'] : [backend as Backend];
-  // The addon is looked for in any case, so that backends() can tell; WebAssembly only where it is used.
+  const attempts = new Map<Backend, Attempt>();
+  const wanted: readonly Backend[] = backend === 'auto' ? ['cuda', 'native', 'wasm'] : [backend as Backend];
+  // The addon is looked for in any case, so that backends() can tell; a GPU and WebAssembly only where they are wanted.
   attempts.set('native', environment.native());
   for (const name of wanted) {
+    if (name === 'cuda') attempts.set(name, environment.cuda());
     if (name === 'wasm') attempts.set(name, await openWasm(options.wasm, environment));
     const attempt = attempts.get(name)!;
     if (attempt.functions === undefined) continue;
@@ -69,7 +72,7 @@ export async function open(
 function listOf(attempts: ReadonlyMap<Backend, Attempt>): BackendInfo[] {
   const all: readonly Backend[] = ['cuda', 'native', 'wasm'];
   return all.map((backend) => {
-    const attempt = attempts.get(backend) ?? { reason: 'not needed' };
+    const attempt = attempts.get(backend) ?? { reason: backend === 'cuda' ? 'not looked for' : 'not needed' };
     const available = attempt.functions !== undefined || (backend === 'wasm' && !attempts.has(backend));
     return { backend, available, reason: attempt.reason };
   });

@@ -2,7 +2,7 @@
 // npm run build [addon] [wasm] [js] [dev] [asan] [fuzz]: sets up, then builds those (without words: addon, wasm, js).
 import { existsSync, writeFileSync } from 'node:fs';
 import { buildJs } from './build-js.mjs';
-import { Failure, inRoot, isMain, jobs, read, run, say, script, seconds } from './lib.mjs';
+import { Failure, inRoot, isMain, jobs, read, run, say, script, seconds, which } from './lib.mjs';
 import { setup } from './setup.mjs';
 
 const presets = { addon: 'release', wasm: 'wasm', dev: 'dev', asan: 'asan', fuzz: 'fuzz' };
@@ -12,7 +12,9 @@ export function buildPreset(preset, targets = []) {
   const began = Date.now();
   // CMake configures again by itself when its files or the folders' contents change, but not for a change of the presets.
   const stamp = inRoot('build', preset, 'configured.txt');
-  const wanted = read(inRoot('CMakePresets.json')) + read(inRoot('.toolchain', 'emscripten-root'));
+  const wanted =
+    read(inRoot('CMakePresets.json')) + read(inRoot('.toolchain', 'emscripten-root')) + read(inRoot('.toolchain', 'cuda', '.stamp')) +
+    [process.env.KVPAGES_CUDA, process.env.CUDACXX, which('nvcc')].join(' ');
   if (read(stamp) !== wanted || !existsSync(inRoot('build', preset, 'build.ninja'))) {
     run('cmake', ['--preset', preset]);
     writeFileSync(stamp, wanted);

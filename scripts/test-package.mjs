@@ -4,7 +4,7 @@
 import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { capture, inRoot, isMain, say, script } from './lib.mjs';
+import { capture, inRoot, isMain, say, script, which } from './lib.mjs';
 
 // A page of 2 tokens of which one is valid, K to int4 and V to uint4, saved, read, restored to f16 and bf16: the line is the backend,
 // the codes, and the bits of the restored values.
@@ -90,13 +90,37 @@ export async function testPackage() {
       demand(missing.length === 0, `the tarball lacks ${missing.join(', ')}`);
       const stray = paths.filter((path) => !/^(LICENSE|CHANGELOG\.md|package\.json|README\.md|dist\/.*\.(js|cjs|d\.ts|d\.cts|wasm)|prebuilds\/[^/]*\/kvpages\.node)$/.test(path));
       demand(stray.length === 0, `the tarball has ${stray.join(', ')}`);
-      demand(packed.size < 5e6, `the tarball has ${packed.size} bytes`);
+      demand(packed.size < 6e6, `the tarball has ${packed.size} bytes`);
       const { scripts = {}, dependencies = {} } = JSON.parse(readFileSync(inRoot('package.json'), 'utf8'));
       demand(!['preinstall', 'install', 'postinstall', 'prepare'].some((name) => name in scripts), 'the package has an install script');
       demand(Object.keys(dependencies).length === 0, 'the package has dependencies');
       process.stdout.write(`package: ${paths.length} files, ${packed.size} bytes packed, ${packed.unpackedSize} unpacked\n`);
     });
     if (!packed) return result;
+
+    const addon = inRoot('prebuilds', `${process.platform}-${process.arch}`, 'kvpages.node');
+    if (process.platform === 'linux') {
+      await check('the addon asks for no CUDA library', async () => {
+        const needed = await capture('readelf', ['-d', addon]);
+        const undefinedNames = await capture('nm', ['-D', '--undefined-only', addon]);
+        demand(needed.status === 0 && undefinedNames.status === 0, `readelf, nm: ${needed.text}${undefinedNames.text}`);
+        const libraries = [...needed.text.matchAll(/NEEDED.*\[(.*)\]/g)].map((match) => match[1]);
+        demand(libraries.length > 0 && libraries.every((name) => !/cuda|nv/i.test(name)), `it needs ${libraries.join(', ')}`);
+        demand(!/ cu[A-Z]\w*$/m.test(undefinedNames.text), `it calls the driver by name: ${undefinedNames.text.match(/ cu[A-Z]\w*$/m)}`);
+      });
+      const nvcc = process.env.CUDACXX || which('nvcc') || existsSync(inRoot('.toolchain', 'cuda', '.stamp'));
+      if (process.env.KVPAGES_CUDA !== 'off' && nvcc) {
+        await check('the addon holds the CUDA kernels', async () => {
+          const bytes = readFileSync(addon);
+          // How every fatbin begins.
+          demand(bytes.includes(Buffer.from([0x50, 0xed, 0x55, 0xba])), 'they are not in it');
+          process.stdout.write(`package: the addon has ${bytes.length} bytes\n`);
+        });
+      } else {
+        process.stdout.write('package: SKIPPED: whether the addon holds the CUDA kernels (no nvcc, or KVPAGES_CUDA=off)\n');
+        result.skipped += 1;
+      }
+    }
 
     await check('installs offline into an empty project', async () => {
       const { status, text } = await npm(['install', '--offline', join(folder, packed.filename)], app);

@@ -59,6 +59,10 @@ KVP_EXPORT int32_t kvp_instance_create(const char* kernels, size_t kernels_len, 
 /* Blob, JSON: kernels in use, usedBytes, maxBytes. */
 KVP_EXPORT int32_t kvp_instance_info(uint32_t instance, uint32_t* blob, size_t blob_len);
 
+/* Blob, JSON, of the GPU of this machine: usable, reason (why, or why not), device (name, compute capability, driver; "" where
+ * there is none). The first call opens it; environment: docs/cuda.md. */
+KVP_EXPORT int32_t kvp_device_probe(uint32_t* blob, size_t blob_len);
+
 /* ---- Payloads: one tensor, dense or encoded, immutable ---- */
 
 /* A dense payload from `data` of `type` ("f32", "f16", "bf16"; little-endian, row-major), copied bit for bit.
@@ -443,6 +447,7 @@ KVP_EXPORT int32_t kvp_restore_finish(uint32_t reader, uint32_t* cache, size_t c
   F(kvp_release)                 \
   F(kvp_instance_create)         \
   F(kvp_instance_info)           \
+  F(kvp_device_probe)            \
   F(kvp_payload_dense)           \
   F(kvp_payload_affine)          \
   F(kvp_quantize)                \

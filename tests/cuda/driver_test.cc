@@ -393,7 +393,7 @@ TEST_F(CudaDriver, LostContextIsRememberedByAllOfIt) {
   EXPECT_EQ(Get("calls"), calls);
   const Probe probe = ProbeOf(*context);
   EXPECT_FALSE(probe.usable);
-  EXPECT_EQ(probe.reason, failure);
+  EXPECT_EQ("device: " + probe.reason, failure);
   EXPECT_FALSE(probe.device.empty());
 }
 
@@ -498,7 +498,7 @@ TEST_F(CudaDriver, ProcessTakesItsDeviceFromTheEnvironment) {
   const auto device = OpenDevice();
   ASSERT_FALSE(device.ok());
   EXPECT_EQ(device.error().code, Code::kBackend);
-  EXPECT_EQ(device.error().message, probe.reason);
+  EXPECT_EQ(device.error().message, "device: " + probe.reason);
   unsetenv("KVPAGES_CUDA_LIBRARY");
   EXPECT_EQ(DefaultChoice().library, "libcuda.so.1");
 }

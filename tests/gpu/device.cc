@@ -1,23 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device that tests/gpu run on: this machine's. With KVPAGES_CUDA_LIBRARY it may be the fake one, which needs no kernels.
-#include <cstdlib>
-
-#include "backends/cuda/driver.h"
 #include "cuda/devices.h"
+#include "gpu/context.h"
 
 namespace kvpages::cuda {
 namespace {
 
-Result<std::shared_ptr<Context>> Choose() {
-  DriverChoice choice = DefaultChoice();
-  if (choice.image == nullptr && std::getenv("KVPAGES_CUDA_LIBRARY") != nullptr) {
-    choice.image = "";
-    choice.least_version = 0;
-  }
-  return OpenContext(choice);
-}
 const Result<std::shared_ptr<Context>>& Found() {
-  static const auto& found = *new Result<std::shared_ptr<Context>>(Choose());
+  static const auto& found = *new Result<std::shared_ptr<Context>>(OpenContextHere());
   return found;
 }
 

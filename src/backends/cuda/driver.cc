@@ -531,9 +531,15 @@ Result<std::shared_ptr<Device>> OpenDevice(const std::shared_ptr<Context>& conte
   return std::shared_ptr<Device>(std::move(device));
 }
 
+// An error's text without the argument that it begins with.
+static std::string ReasonOf(const Error& error) {
+  const size_t skip = error.argument.empty() ? 0 : error.argument.size() + 2;
+  return error.message.substr(std::min(skip, error.message.size()));
+}
+
 Probe ProbeOf(const Context& context) {
   const Status healthy = context.Healthy();
-  if (!healthy.ok()) return {false, healthy.error().message, context.description};
+  if (!healthy.ok()) return {false, ReasonOf(healthy.error()), context.description};
   return {true, context.description, context.description};
 }
 
@@ -565,7 +571,7 @@ Result<std::shared_ptr<Context>> ProcessContext() {
 
 Probe ProbeDevice() {
   const auto context = ProcessContext();
-  return context.ok() ? ProbeOf(*context.value()) : Probe{false, context.error().message, ""};
+  return context.ok() ? ProbeOf(*context.value()) : Probe{false, ReasonOf(context.error()), ""};
 }
 
 Result<std::shared_ptr<Device>> OpenDevice() {
