@@ -65,6 +65,23 @@ double Seconds(const std::function<void()>& body) {
   return Now() - begin;
 }
 
+// Memory at a line's begin, as payloads have it.
+template <typename T>
+class Lines {
+ public:
+  Lines(size_t count, T value) : store_(count + 64 / sizeof(T), value), count_(count) {}
+  explicit Lines(size_t count) : Lines(count, T()) {}
+  T* data() { return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(store_.data()) + 63) / 64 * 64); }
+  const T* data() const { return const_cast<Lines*>(this)->data(); }
+  T& operator[](size_t i) { return data()[i]; }
+  size_t size() const { return count_; }
+  bool empty() const { return count_ == 0; }
+
+ private:
+  std::vector<T> store_;
+  size_t count_;
+};
+
 class Bench {
  public:
   Bench() : x_(static_cast<size_t>(kShape.elements())), out_(x_.size(), 1.0f), copy_(x_.size(), 1.0f) {
@@ -95,7 +112,7 @@ class Bench {
     }
     const Spec spec = resolved.value();
     const ArraySizes sizes = SizesOf(spec, kShape);
-    std::vector<uint8_t> codes(static_cast<size_t>(sizes.codes)), scales(static_cast<size_t>(sizes.scales)),
+    Lines<uint8_t> codes(static_cast<size_t>(sizes.codes)), scales(static_cast<size_t>(sizes.scales)),
         zeros(static_cast<size_t>(sizes.zeros));
     std::vector<float> scratch(static_cast<size_t>(ScratchFloats(spec, kShape)) + 1);
     float global = 1.0f;
@@ -180,7 +197,7 @@ class Bench {
   }
 
  private:
-  std::vector<float> x_, out_, copy_;
+  Lines<float> x_, out_, copy_;
 };
 
 int Main(int argc, char** argv) {

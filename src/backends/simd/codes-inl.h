@@ -161,8 +161,10 @@ HWY_INLINE Stored StoreScales(ScaleType type, VF s, VF g) {
 // Each: Encode gives the code in the low bits (integers: sign-extended) of a value for a scale and zero point; Decode the
 // value of an unsigned code. kSigned: how 32-bit codes narrow to bytes.
 // kQuick: there is a QuickEncode, which multiplies by a factor of the scale instead of dividing. The product is within
-// 1.5 * 2^-23 of the rounded quotient, so wherever it is not that close to a border between two codes (`sure`), its code is the
-// quotient's; elsewhere Encode decides. `Factor` tells for which scales that holds; x is finite.
+// 1.5 * 2^-23 of the rounded quotient, so wherever it is not that close to a border between two codes, its code is the
+// quotient's; `doubt` gathers how close it came, and where that is not Certain, Encode decides. `Factor` tells for which scales
+// that holds; x is finite. kClamp: whether quotients may lie beyond the codes. Its codes are those of Encode once they went
+// through Halves, as 16-bit numbers.
 // kRough: there is a Rough, the error of a round trip but for roundings: within 2^-20 of the largest magnitude.
 
 using MF = hn::Mask<DF>;
@@ -176,16 +178,27 @@ struct IntegerCode {
     *sound = hn::Or(Moderate(scale, 1.2676506002282294e30f), zero);
     return hn::IfThenZeroElse(zero, hn::Div(Value(1.0f), scale));
   }
-  template <bool kZero>
-  HWY_INLINE VI QuickEncode(VF x, VF factor, VF zero, MF* sure) const {
-    const VF magic = Value(12582912.0f);
+  // The sum with 1.5 * 2^9 is the product in steps of 2^-14, the lowest bits of a float. It is within 1.25 steps of the quotient
+  // where that is 255 or less, and borders between codes are whole steps.
+  using Doubt = VI;
+  static constexpr int kFine = 14, kOff = 1;
+  static HWY_INLINE Doubt NoDoubt() { return hn::Set(DI(), 1 << kFine); }
+  static HWY_INLINE bool Certain(Doubt doubt) { return hn::AllTrue(DI(), hn::Gt(doubt, hn::Set(DI(), 2 * kOff))); }
+  template <bool kZero, bool kClamp>
+  HWY_INLINE VI QuickEncode(VF x, VF factor, VF zero, Doubt* doubt) const {
+    const VF base = Value(768.0f);
+    const VU half = Word((1u << (kFine - 1)) + kOff - 0x44400000u);
     VF q = hn::Mul(x, factor);
-    q = kZero ? hn::Min(hn::Max(q, hn::Sub(Value(lo), zero)), hn::Sub(Value(hi), zero)) : hn::Min(hn::Max(q, Value(lo)), Value(hi));
-    const VF shifted = hn::Add(q, magic);
-    *sure = hn::And(*sure, hn::Lt(hn::Abs(hn::Sub(q, hn::Sub(shifted, magic))), Value(0.4999f)));
-    const VU offset = kZero ? hn::Sub(Bits(hn::Add(zero, magic)), Word(2 * 0x4b400000u)) : Word(0u - 0x4b400000u);
-    return hn::BitCast(DI(), hn::Add(Bits(shifted), offset));
+    if constexpr (kClamp) {
+      q = kZero ? hn::Min(hn::Max(q, hn::Sub(Value(lo), zero)), hn::Sub(Value(hi), zero)) : hn::Min(hn::Max(q, Value(lo)), Value(hi));
+    }
+    const VU offset = kZero ? hn::Add(Bits(hn::Add(zero, base)), hn::Sub(half, Word(0x44400000u))) : half;
+    const VI steps = hn::BitCast(DI(), hn::Add(Bits(hn::Add(q, base)), offset));
+    *doubt = hn::Min(*doubt, hn::And(steps, hn::Set(DI(), (1 << kFine) - 1)));
+    return hn::ShiftRight<kFine>(steps);
   }
+  template <class V>
+  static HWY_INLINE V Halves(V codes) { return codes; }
   HWY_INLINE VF Rough(VF x, VF factor, VF scale, VF zero) const {
     const VF magic = Value(12582912.0f);
     const VF q = hn::Min(hn::Max(hn::Mul(x, factor), hn::Sub(Value(lo), zero)), hn::Sub(Value(hi), zero));
@@ -222,13 +235,23 @@ struct FloatCode {
     *sound = Moderate(scale, 32.0f);
     return hn::Mul(hn::Div(Value(1.0f), scale), Value(7.52316384526264e-37f));
   }
-  template <bool kZero>
-  HWY_INLINE VI QuickEncode(VF x, VF factor, VF, MF* sure) const {
-    const VU rounded = hn::Add(hn::And(Bits(hn::Mul(x, factor)), Word(0x7fffffff)), Word(0x80000));
-    const VI rest = hn::BitCast(DI(), hn::And(hn::Add(rounded, Word(8)), Word(0xfffff)));
-    *sure = hn::And(*sure, hn::RebindMask(DF(), hn::Gt(rest, hn::Set(DI(), 15))));
-    const VI code = hn::Min(hn::BitCast(DI(), hn::ShiftRight<20>(rounded)), hn::Set(DI(), 0x7e));
-    return hn::Or(code, hn::BitCast(DI(), hn::And(hn::ShiftRight<24>(Bits(x)), Word(0x80))));
+  using Doubt = VI;
+  static HWY_INLINE Doubt NoDoubt() { return hn::Set(DI(), 0xfffff); }
+  static HWY_INLINE bool Certain(Doubt doubt) { return hn::AllTrue(DI(), hn::Gt(doubt, hn::Set(DI(), 15))); }
+  // The sign stays apart, in bit 11, until Halves.
+  template <bool kZero, bool kClamp>
+  HWY_INLINE VI QuickEncode(VF x, VF factor, VF, Doubt* doubt) const {
+    const VU rounded = hn::Add(Bits(hn::Mul(x, factor)), Word(0x80008));
+    *doubt = hn::Min(*doubt, hn::BitCast(DI(), hn::And(rounded, Word(0xfffff))));
+    const VI code = hn::BitCast(DI(), hn::ShiftRight<20>(rounded));
+    if constexpr (!kClamp) return code;
+    const VI sign = hn::Set(DI(), 0x800);
+    return hn::Or(hn::Min(hn::AndNot(sign, code), hn::Set(DI(), 0x7e)), hn::And(code, sign));
+  }
+  template <class V>
+  static HWY_INLINE V Halves(V codes) {
+    const hn::DFromV<V> d;
+    return hn::Or(hn::And(codes, hn::Set(d, 0x7f)), hn::And(hn::ShiftRight<4>(codes), hn::Set(d, 0x80)));
   }
   HWY_INLINE VI Encode(VF x, VF scale, VF) const {
     const VF q = hn::Div(x, scale);
@@ -269,13 +292,18 @@ struct LevelCode {
     return hn::IfThenZeroElse(hn::Eq(scale, hn::Zero(DF())), hn::Div(Value(1.0f), scale));
   }
   HWY_INLINE VI CellOf(VF limited) const { return hn::ConvertTo(DI(), hn::Mul(limited, Value(1.0f / kCell))); }
-  template <bool kZero>
-  HWY_INLINE VI QuickEncode(VF x, VF factor, VF, MF* sure) const {
+  using Doubt = MF;
+  static HWY_INLINE Doubt NoDoubt() { return hn::Eq(hn::Zero(DF()), hn::Zero(DF())); }
+  static HWY_INLINE bool Certain(Doubt doubt) { return hn::AllTrue(DF(), doubt); }
+  template <class V>
+  static HWY_INLINE V Halves(V codes) { return codes; }
+  template <bool kZero, bool kClamp>
+  HWY_INLINE VI QuickEncode(VF x, VF factor, VF, Doubt* doubt) const {
     const VF q = hn::Mul(hn::Abs(x), factor), limited = hn::Min(q, Value(kMost));
     const VI cell = CellOf(limited);
     const VF above = hn::Sub(limited, LookUp(border, hn::BitCast(DU(), cell)));
     // Next to nothing may be 0 as a quotient, and then belongs to the negative side.
-    *sure = hn::And(*sure, hn::And(hn::Gt(hn::Abs(above), Value(2e-6f)), hn::Gt(q, Value(1e-30f))));
+    *doubt = hn::And(*doubt, hn::And(hn::Gt(hn::Abs(above), Value(2e-6f)), hn::Gt(q, Value(1e-30f))));
     // Positive: kHalf + index; negative: kHalf - 1 - index, the complement.
     const VI index = hn::Sub(cell, hn::VecFromMask(DI(), hn::RebindMask(DI(), hn::Gt(above, hn::Zero(DF())))));
     const VI side = hn::BroadcastSignBit(hn::BitCast(DI(), x));

@@ -22,12 +22,12 @@
 #include "hwy/foreach_target.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
+// The baseline that x86-64 compilers start from is no backend, yet Highway compiles it in any case.
+#if HWY_TARGET != HWY_SSE2
 #include "backends/simd/codes-inl.h"
 #include "backends/simd/packing-inl.h"
 #include "backends/simd/schemes-inl.h"
 
-// The baseline that x86-64 compilers start from is no backend, yet Highway compiles it in any case.
-#if HWY_TARGET != HWY_SSE2
 HWY_BEFORE_NAMESPACE();
 namespace kvpages {
 namespace HWY_NAMESPACE {
@@ -145,27 +145,54 @@ int64_t FirstNonFinite(Type type, const void* data, int64_t count) {
 
 // ---- Runs of codes ----
 
-// Four vectors of codes to bytes.
+// Whether an output is so large that it is written past the caches, which saves reading what will be overwritten.
+constexpr int64_t kLine = 64, kStreamed = 8 << 20;
+bool StreamsTo(const void* out, int64_t bytes) {
+  return HWY_ARCH_X86 && bytes >= kStreamed && reinterpret_cast<uintptr_t>(out) % kLine == 0;
+}
+
+// Four vectors of codes to bytes. Narrowing works on blocks of 16 bytes, which are put in order once at the end.
+// A copy in the caller's hands: what a loop of stores to bytes reads through a reference is read again for each of them.
 template <typename C>
-HWY_INLINE void StoreCodes(const C& code, const VI* v, uint8_t mask, uint8_t* HWY_RESTRICT out) {
+struct CodeBytes {
   const hn::Repartition<int16_t, DF> d16;
   const hn::Repartition<int8_t, DF> d8;
   const hn::Repartition<uint8_t, DF> u8;
-  const auto low = hn::OrderedDemote2To(d16, v[0], v[1]), high = hn::OrderedDemote2To(d16, v[2], v[3]);
-  if constexpr (C::kSigned) {
-    // Signed codes, and unsigned ones below 128, fit int8; uint8 codes do not, so those take the other way.
-    if (mask != 0xff || code.sign != 0) {
-      return hn::StoreU(hn::And(hn::BitCast(u8, hn::OrderedDemote2To(d8, low, high)), hn::Set(u8, mask)), u8, out);
-    }
+  hn::Vec<hn::Repartition<uint8_t, DF>> mask;
+  // Signed codes, and unsigned ones below 128, fit int8; uint8 codes do not, so those take the other way.
+  bool fits_signed;
+  HWY_INLINE explicit CodeBytes(const C& code, uint8_t bits) : mask(hn::Set(hn::Repartition<uint8_t, DF>(), bits)), fits_signed(false) {
+    if constexpr (C::kSigned) fits_signed = bits != 0xff || code.sign != 0;
   }
-  hn::StoreU(hn::OrderedDemote2To(u8, low, high), u8, out);
-}
+  // kQuick: codes of QuickEncode.
+  template <bool kQuick>
+  HWY_INLINE void Store(const VI* v, uint8_t* HWY_RESTRICT out) const {
+    auto low = hn::ReorderDemote2To(d16, v[0], v[1]), high = hn::ReorderDemote2To(d16, v[2], v[3]);
+    if constexpr (kQuick) {
+      low = C::Halves(low);
+      high = C::Halves(high);
+    }
+    if (C::kSigned && fits_signed) return InOrder(hn::And(hn::BitCast(u8, hn::ReorderDemote2To(d8, low, high)), mask), out);
+    InOrder(hn::ReorderDemote2To(u8, low, high), out);
+  }
+  template <typename V>
+  HWY_INLINE void InOrder(V bytes, uint8_t* HWY_RESTRICT out) const {
+    if constexpr (HWY_LANES(float) > 4) {
+      constexpr int kBlocks = HWY_LANES(float) / 4;
+      alignas(64) int32_t order[HWY_LANES(float)];
+      for (int i = 0; i < 4 * kBlocks; ++i) order[i] = i % kBlocks * 4 + i / kBlocks;
+      bytes = hn::BitCast(u8, hn::TableLookupLanes(hn::BitCast(DI(), bytes), hn::SetTableIndices(DI(), order)));
+    }
+    hn::StoreU(bytes, u8, out);
+  }
+};
 
 // Codes of x[0, count), a byte each. Scale and zero point of element i by `at(i, n)`.
 template <typename C, typename At>
 HWY_INLINE void EncodeRun(const C& code, const float* HWY_RESTRICT x, int64_t count, uint8_t* HWY_RESTRICT out, uint8_t mask, const At& at) {
   const int64_t lanes = LaneCount();
   const DF d;
+  const CodeBytes<C> bytes(code, mask);
   int64_t i = 0;
   for (; i + 4 * lanes <= count; i += 4 * lanes) {
     VI v[4];
@@ -175,7 +202,7 @@ HWY_INLINE void EncodeRun(const C& code, const float* HWY_RESTRICT x, int64_t co
       at(first, lanes, &scale, &zero);
       v[k] = code.Encode(hn::LoadU(d, x + first), scale, zero);
     }
-    StoreCodes(code, v, mask, out + i);
+    bytes.template Store<false>(v, out + i);
   }
   for (; i < count; i += lanes) {
     const int64_t n = std::min(lanes, count - i);
@@ -187,38 +214,49 @@ HWY_INLINE void EncodeRun(const C& code, const float* HWY_RESTRICT x, int64_t co
   }
 }
 
-// EncodeRun with factors in place of divisions: at.Factor(i), at.Zero(i).
+// EncodeRun of elements [begin, begin + count), out of line: where EncodeQuick is in doubt.
 template <typename C, typename At>
-HWY_INLINE void EncodeQuick(const C& code, const float* HWY_RESTRICT x, int64_t count, uint8_t* HWY_RESTRICT out, uint8_t mask, const At& at) {
+HWY_NOINLINE void EncodeExactly(const C& code, const float* x, int64_t begin, int64_t count, uint8_t* out, uint8_t mask, const At& at) {
+  EncodeRun(code, x + begin, count, out + begin, mask, [&](int64_t i, int64_t n, VF* scale, VF* zero) HWY_ATTR { at(begin + i, n, scale, zero); });
+}
+
+// EncodeRun with factors in place of divisions: at.Factor(i), at.Zero(i).
+template <bool kClamp, typename C, typename At>
+HWY_INLINE void EncodeQuick(const C& the_code, const float* HWY_RESTRICT x, int64_t count, uint8_t* HWY_RESTRICT out, uint8_t mask, const At& the_at) {
   const int64_t lanes = LaneCount();
+  const std::conditional_t<sizeof(C) <= 16, C, const C&> code = the_code;
+  const At at = the_at;
+  const CodeBytes<C> bytes(code, mask);
   int64_t i = 0;
-  const auto exactly = [&](int64_t n) HWY_ATTR {
-    EncodeRun(code, x + i, n, out + i, mask, [&](int64_t k, int64_t m, VF* scale, VF* zero) HWY_ATTR { at(i + k, m, scale, zero); });
-  };
   for (; i + 4 * lanes <= count; i += 4 * lanes) {
     VI v[4];
-    MF sure = hn::Eq(hn::Zero(DF()), hn::Zero(DF()));
+    auto doubt = C::NoDoubt();
     HWY_UNROLL(4)
     for (int k = 0; k < 4; ++k) {
       const int64_t first = i + k * lanes;
-      v[k] = code.template QuickEncode<At::kZero>(hn::LoadU(DF(), x + first), at.Factor(first), at.Zero(first), &sure);
+      v[k] = code.template QuickEncode<At::kZero, kClamp>(hn::LoadU(DF(), x + first), at.Factor(first), at.Zero(first), &doubt);
     }
-    if (HWY_LIKELY(hn::AllTrue(DF(), sure))) StoreCodes(code, v, mask, out + i);
-    else exactly(4 * lanes);
+    if (HWY_LIKELY(C::Certain(doubt))) bytes.template Store<true>(v, out + i);
+    else EncodeExactly(the_code, x, i, 4 * lanes, out, mask, the_at);
   }
-  if (i < count) exactly(count - i);
+  if (i < count) EncodeExactly(the_code, x, i, count - i, out, mask, the_at);
 }
 
+// `streams`: past the caches; then `out` is aligned to a line.
 template <typename C, typename At>
-HWY_INLINE void DecodeRun(const C& code, const uint8_t* HWY_RESTRICT codes, int64_t count, float* HWY_RESTRICT out, const At& at) {
+HWY_INLINE void DecodeRun(const C& code, const uint8_t* HWY_RESTRICT codes, int64_t count, float* HWY_RESTRICT out, const At& at, bool streams = false) {
   const int64_t lanes = LaneCount();
   const DB d8;
-  int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
+  const auto decode = [&](int64_t i) HWY_ATTR {
     VF scale, zero;
     at(i, lanes, &scale, &zero);
-    hn::StoreU(code.Decode(hn::PromoteTo(DU(), hn::LoadU(d8, codes + i)), scale, zero), DF(), out + i);
+    return code.Decode(hn::PromoteTo(DU(), hn::LoadU(d8, codes + i)), scale, zero);
+  };
+  int64_t i = 0;
+  if (streams) {
+    for (; i + lanes <= count; i += lanes) hn::Stream(decode(i), DF(), out + i);
   }
+  for (; i + lanes <= count; i += lanes) hn::StoreU(decode(i), DF(), out + i);
   if (i < count) {
     alignas(64) uint8_t rest[kMaxLanes] = {};
     std::memcpy(rest, codes + i, static_cast<size_t>(count - i));
@@ -228,8 +266,9 @@ HWY_INLINE void DecodeRun(const C& code, const uint8_t* HWY_RESTRICT codes, int6
   }
 }
 
+template <bool kZeros>
 struct OneScale {
-  static constexpr bool kZero = true;
+  static constexpr bool kZero = kZeros;
   VF scale, zero, factor;
   HWY_INLINE void operator()(int64_t, int64_t, VF* s, VF* z) const {
     *s = scale;
@@ -238,7 +277,7 @@ struct OneScale {
   HWY_INLINE VF Factor(int64_t) const { return factor; }
   HWY_INLINE VF Zero(int64_t) const { return zero; }
 };
-HWY_INLINE OneScale One(const Scale& scale) { return {Value(scale.value), Value(static_cast<float>(scale.zero)), hn::Zero(DF())}; }
+HWY_INLINE OneScale<true> One(const Scale& scale) { return {Value(scale.value), Value(static_cast<float>(scale.zero)), hn::Zero(DF())}; }
 
 template <bool kZeros>
 struct ScaleEach {
@@ -252,22 +291,28 @@ struct ScaleEach {
   }
   HWY_INLINE VF Factor(int64_t i) const { return hn::LoadU(DF(), factors + i); }
   HWY_INLINE VF Zero(int64_t i) const { return kZeros ? hn::LoadU(DF(), zeros + i) : hn::Zero(DF()); }
+  // What the elements of the row have whose groups come first here.
+  HWY_INLINE ScaleEach Row() const { return *this; }
 };
 // Groups are whole vectors: group[i / lanes] is that of element i.
 template <bool kZeros>
-struct ScaleByVector {
-  static constexpr bool kZero = kZeros;
+struct ScaleByVector : ScaleEach<kZeros> {
   const uint16_t* group;
-  const float* scales;
-  const float* zeros;
-  const float* factors;
   HWY_INLINE int64_t At(int64_t i) const { return group[i / LaneCount()]; }
   HWY_INLINE void operator()(int64_t i, int64_t, VF* s, VF* z) const {
-    *s = Value(scales[At(i)]);
-    *z = kZeros ? Value(zeros[At(i)]) : hn::Zero(DF());
+    *s = Value(this->scales[At(i)]);
+    *z = kZeros ? Value(this->zeros[At(i)]) : hn::Zero(DF());
   }
-  HWY_INLINE VF Factor(int64_t i) const { return Value(factors[At(i)]); }
-  HWY_INLINE VF Zero(int64_t i) const { return kZeros ? Value(zeros[At(i)]) : hn::Zero(DF()); }
+  HWY_INLINE VF Factor(int64_t i) const { return Value(this->factors[At(i)]); }
+  HWY_INLINE VF Zero(int64_t i) const { return kZeros ? Value(this->zeros[At(i)]) : hn::Zero(DF()); }
+  HWY_INLINE ScaleByVector Row() const { return *this; }
+};
+// A row is one group.
+template <bool kZeros>
+struct ScaleByRow : ScaleEach<kZeros> {
+  HWY_INLINE OneScale<kZeros> Row() const {
+    return {Value(*this->scales), kZeros ? Value(*this->zeros) : hn::Zero(DF()), Value(*this->factors)};
+  }
 };
 
 // Calls f with the vector arithmetic of a codec; false where there is none.
@@ -432,6 +477,11 @@ void DequantizeRows(const DequantizeJob& job, const Codec& codec, const C& code)
   alignas(64) float scales[kChunk], zeros[kChunk];
   const bool each = job.grid.stride[3] != 0 && job.grid.div[3] == 1;
   const bool flat = job.grid.stride[3] == 0 && job.grid.stride[2] == 0 && job.token_stride == width;
+  constexpr int64_t kFloats = kLine / 4;
+  const bool streams = job.hadamard == 0 && job.center == nullptr && width % kFloats == 0 && job.token_stride % kFloats == 0 &&
+                       job.head_stride % kFloats == 0 && job.batch_stride % kFloats == 0 &&
+                       (job.grid.stride[3] == 0 || job.grid.div[3] == 1 || job.grid.div[3] % kFloats == 0) &&
+                       StreamsTo(job.out, shape.batch * shape.heads * (job.end - job.begin) * width);
   // Of narrow rows several are unpacked at once.
   const int64_t together = std::max<int64_t>(1, kChunk / width);
   for (int64_t b = 0; b < shape.batch; ++b) {
@@ -440,11 +490,11 @@ void DequantizeRows(const DequantizeJob& job, const Codec& codec, const C& code)
       const int64_t head_first = (b * shape.heads + h) * shape.tokens * width;
       if (flat) {
         const Scale scale = LoadScaleAt(codec, job.scales, job.zeros, job.global, IndexOf(job.grid, b, h, 0, 0));
-        const OneScale one = One(scale);
+        const OneScale<true> one = One(scale);
         const int64_t all = (job.end - job.begin) * width;
         for (int64_t i = 0; i < all; i += kChunk) {
           const int64_t count = std::min(kChunk, all - i);
-          DecodeRun(code, UnpackCodes(codec.bits, job.codes, head_first + job.begin * width + i, count, buffer), count, head + i, one);
+          DecodeRun(code, UnpackCodes(codec.bits, job.codes, head_first + job.begin * width + i, count, buffer), count, head + i, one, streams);
         }
         continue;
       }
@@ -466,14 +516,14 @@ void DequantizeRows(const DequantizeJob& job, const Codec& codec, const C& code)
               LoadScales(codec, job.scales, job.zeros, job.global, index, job.grid.stride[3], count, scales, zeros);
               loaded = index;
             }
-            DecodeRun(code, codes, count, out, ScaleEach<true>{scales, zeros, nullptr});
+            DecodeRun(code, codes, count, out, ScaleEach<true>{scales, zeros, nullptr}, streams);
             continue;
           }
           const int64_t run = job.grid.stride[3] == 0 ? width : job.grid.div[3];
           for (int64_t i = 0; i < count; index += job.grid.stride[3]) {
             const int64_t n = i == 0 && begin > 0 ? std::min(count, run - begin % run) : std::min(count - i, run);
             const Scale scale = LoadScaleAt(codec, job.scales, job.zeros, job.global, index);
-            DecodeRun(code, codes + i, n, out + i, One(scale));
+            DecodeRun(code, codes + i, n, out + i, One(scale), streams);
             i += n;
           }
         }
@@ -551,35 +601,61 @@ void Dequantize(const DequantizeJob& job) {
 
 const float kZeroRow[kChunk] = {};
 
-// Codes in the order of the stream. Reserve, write bytes, Commit.
+// Codes in the order of the stream. Reserve, write bytes, Commit. Codes beyond what caches hold go past them.
 class Packer {
  public:
-  Packer(int bits, uint8_t* out) : bits_(bits), out_(out) {}
+  Packer(int bits, uint8_t* out, int64_t bytes) : bits_(bits), out_(out), streams_(StreamsTo(out, bytes)) {}
   uint8_t* Reserve(int64_t count) {
-    if (bits_ == 8) return out_;
+    if (bits_ == 8) return streams_ ? Staging(count) : out_;
     if (filled_ + count > 2 * kChunk) Flush();
     return buffer_ + filled_;
   }
   void Commit(int64_t count) {
-    if (bits_ == 8) out_ += count;
-    else filled_ += count;
+    if (bits_ != 8) filled_ += count;
+    else if (streams_) staged_ += count;
+    else out_ += count;
   }
   void Finish() {
+    if (streams_) Drain(0);
     if (bits_ != 8 && filled_ > 0) PackCodes(bits_, buffer_, filled_, out_);
+    hwy::FlushStream();
   }
 
  private:
+  static constexpr int64_t kStaged = 4096;
+
   void Flush() {
-    const int64_t whole = filled_ / 8 * 8;
-    PackCodes(bits_, buffer_, whole, out_);
-    out_ += whole * bits_ / 8;
+    const int64_t whole = filled_ / 8 * 8, bytes = whole * bits_ / 8;
+    PackCodes(bits_, buffer_, whole, streams_ ? Staging(bytes) : out_);
+    if (streams_) staged_ += bytes;
+    else out_ += bytes;
     std::memmove(buffer_, buffer_ + whole, static_cast<size_t>(filled_ - whole));
     filled_ -= whole;
   }
+  uint8_t* Staging(int64_t bytes) {
+    if (staged_ + bytes > kStaged) Drain(kLine);
+    return stage_ + staged_;
+  }
+  // Writes what is staged; of an incomplete line of `line` bytes only at the end.
+  void Drain(int64_t line) {
+    const hn::ScalableTag<uint8_t> d8;
+    const auto lanes = static_cast<int64_t>(hn::Lanes(d8));
+    const int64_t whole = staged_ / kLine * kLine;
+    for (int64_t i = 0; i < whole; i += lanes) hn::Stream(hn::Load(d8, stage_ + i), d8, out_ + i);
+    out_ += whole;
+    staged_ -= whole;
+    std::memmove(stage_, stage_ + whole, static_cast<size_t>(staged_));
+    if (line != 0) return;
+    std::memcpy(out_, stage_, static_cast<size_t>(staged_));
+    out_ += staged_;
+    staged_ = 0;
+  }
   int bits_;
   uint8_t* out_;
-  int64_t filled_ = 0;
+  const bool streams_;
+  int64_t filled_ = 0, staged_ = 0;
   uint8_t buffer_[2 * kChunk + 64];
+  alignas(64) uint8_t stage_[kStaged + 64];
 };
 
 struct Range {
@@ -621,6 +697,10 @@ class Quantizer {
       : job_(job), codec_(codec), code_(code), width_(job.shape.width), has_zeros_(SizesOf(job.spec, job.shape).zeros > 0) {
     const int64_t lanes = LaneCount(), block = job.spec.block;
     // Values that were not looked at may be NaN, which no shortcut sees.
+    // The largest magnitude has the last code, and a stored scale that is less by a rounding does not change that.
+    within_ = job.spec.calibration == Calibration::kAbsmax && (job.spec.scale_type == ScaleType::kF32 || job.spec.scale_type == ScaleType::kBF16) &&
+              Symmetric();
+    plain_ = within_ && job.spec.scale_type == ScaleType::kF32;
     may_be_quick_ = code.quick() && !(job.spec.calibration == Calibration::kGiven && job.options.non_finite == NonFinite::kPass);
     together_ = job.spec.axis == Axis::kToken && block % lanes == 0 && width_ % lanes == 0 && width_ <= kChunk &&
                 CeilDiv(width_, block) * kSearchRows <= kChunk && job.grid.stride[2] == CeilDiv(width_, block) && job.grid.div[2] == 1 &&
@@ -632,7 +712,7 @@ class Quantizer {
   // False where a transformed row is not finite: the reference then does the job.
   bool Run() {
     const Calibration calibration = job_.spec.calibration;
-    Packer packer(codec_.bits, job_.codes);
+    Packer packer(codec_.bits, job_.codes, SizesOf(job_.spec, job_.shape).codes);
     if (calibration == Calibration::kGiven) return EncodeAll(&packer);
     *job_.global = 1.0f;
     if (job_.spec.scale_type == ScaleType::kE4M3) {
@@ -909,7 +989,8 @@ class Quantizer {
     const bool whole = width_ <= kChunk;
     if (whole) RangeOfRows(valid, rows);
     quick_ = may_be_quick_;
-    ForVectors(width_, [&](int64_t d, int64_t n) HWY_ATTR { CalibrateChannels(index + d, whole ? d : -1, d, n, valid, rows, whole, only_largest); });
+    if (whole && plain_ && !only_largest) PlainScales(index, width_);
+    else ForVectors(width_, [&](int64_t d, int64_t n) HWY_ATTR { CalibrateChannels(index + d, whole ? d : -1, d, n, valid, rows, whole, only_largest); });
     if (!only_largest && whole) loaded_ = index;
   }
 
@@ -939,6 +1020,7 @@ class Quantizer {
       }
     }
     quick_ = may_be_quick_;
+    if (plain_ && !only_largest) return PlainScales(index, tokens * groups);
     ForVectors(tokens * groups, [&](int64_t g, int64_t n) HWY_ATTR { CalibrateChannels(index + g, g, g, n, 1, nullptr, true, only_largest); });
   }
 
@@ -993,6 +1075,19 @@ class Quantizer {
       quick_ = quick_ && hn::AllTrue(DF(), sound);
       StoreFloats(factor, factors_ + slot, n);
     }
+  }
+
+  // absmax with f32 scales of the `count` groups whose largest magnitudes stand in hi_: what CalibrateChannels does, without its
+  // choices.
+  void PlainScales(int64_t index, int64_t count) {
+    auto* stored = reinterpret_cast<float*>(job_.scales) + index;
+    const VF top = Value(codec_.top), most = Value(3.4028234663852886e38f);
+    ForVectors(count, [&](int64_t i, int64_t n) HWY_ATTR {
+      const VF scale = hn::Min(hn::Div(LoadFloats(hi_ + i, n), top), most);
+      StoreFloats(scale, scales_ + i, n);
+      StoreFloats(scale, stored + i, n);
+      PutFactors(scale, i, n);
+    });
   }
 
   // n channels from d on, one to a lane. `ready`: their ranges stand in lo_ and hi_. The scales go to scales_[slot] too.
@@ -1237,17 +1332,21 @@ class Quantizer {
         for (int64_t h = 0; h < shape.heads; ++h) {
           const float* x = static_cast<const float*>(job_.source) + b * job_.batch_stride + h * job_.head_stride;
           const Scale scale = LoadScaleAt(codec_, job_.scales, has_zeros_ ? job_.zeros : nullptr, *job_.global, IndexOf(job_.grid, b, h, 0, 0));
-          OneScale one = One(scale);
+          const OneScale<true> one = One(scale);
+          VF factor = hn::Zero(DF());
           bool quick = false;
           if constexpr (C::kQuick) {
             MF sound;
-            one.factor = code_.Factor(one.scale, &sound);
+            factor = code_.Factor(one.scale, &sound);
             quick = may_be_quick_ && hn::AllTrue(DF(), sound);
           }
+          const OneScale<C::kSigned> with{one.scale, one.zero, factor};
+          const OneScale<false> without{one.scale, one.zero, factor};
           for (int64_t i = 0; i < all; i += kChunk) {
             const int64_t count = std::min(kChunk, all - i);
             Fetch(x + i, 2 * kChunk * 4, count * 4);  // the processor's own prefetching ends at each page of memory
-            EncodeWith(quick, x + i, count, packer->Reserve(count), mask, one);
+            if (has_zeros_) EncodeWith(quick, x + i, count, packer->Reserve(count), mask, with);
+            else EncodeWith(quick, x + i, count, packer->Reserve(count), mask, without);
             packer->Commit(count);
           }
         }
@@ -1265,7 +1364,8 @@ class Quantizer {
   template <typename At>
   HWY_INLINE void EncodeWith(bool quick, const float* x, int64_t count, uint8_t* codes, uint8_t mask, const At& at) const {
     if constexpr (C::kQuick) {
-      if (quick) return EncodeQuick(code_, x, count, codes, mask, at);
+      if (quick && within_) return EncodeQuick<false>(code_, x, count, codes, mask, at);
+      if (quick) return EncodeQuick<true>(code_, x, count, codes, mask, at);
     }
     EncodeRun(code_, x, count, codes, mask, at);
   }
@@ -1281,10 +1381,10 @@ class Quantizer {
   HWY_INLINE void EncodeReady(int64_t tokens, int64_t valid, const float* const* rows, Packer* packer, At at, int64_t groups) const {
     const uint8_t mask = MaskOf(codec_.bits);
     // Scales come from a pass of their own over the rows: without this the memory would idle here and the core there.
-    const int64_t ahead = Transformed() ? 0 : tokens * job_.token_stride * 4;
+    const int64_t ahead = Transformed() ? 0 : 2 * tokens * job_.token_stride * 4;
     for (int64_t k = 0; k < tokens; ++k) {
       if (ahead != 0 && k < valid) Fetch(rows[k], ahead, width_ * 4);
-      EncodeWith(quick_, k < valid ? rows[k] : kZeroRow, width_, packer->Reserve(width_), mask, at);
+      EncodeWith(quick_, k < valid ? rows[k] : kZeroRow, width_, packer->Reserve(width_), mask, at.Row());
       packer->Commit(width_);
       at.scales += groups;
       at.zeros += groups;
@@ -1296,8 +1396,12 @@ class Quantizer {
     if (together_) {
       const int64_t groups = CeilDiv(width_, job_.spec.block);
       if (job_.spec.calibration == Calibration::kGiven) LoadTogether(IndexOf(job_.grid, b, h, t, 0), tokens * groups);
-      if (has_zeros_) return EncodeReady(tokens, valid, rows, packer, ScaleByVector<C::kSigned>{group_, scales_, zeros_, factors_}, groups);
-      return EncodeReady(tokens, valid, rows, packer, ScaleByVector<false>{group_, scales_, zeros_, factors_}, groups);
+      const ScaleEach<C::kSigned> with{scales_, zeros_, factors_};
+      const ScaleEach<false> without{scales_, zeros_, factors_};
+      if (groups == 1 && has_zeros_) return EncodeReady(tokens, valid, rows, packer, ScaleByRow<C::kSigned>{with}, groups);
+      if (groups == 1) return EncodeReady(tokens, valid, rows, packer, ScaleByRow<false>{without}, groups);
+      if (has_zeros_) return EncodeReady(tokens, valid, rows, packer, ScaleByVector<C::kSigned>{with, group_}, groups);
+      return EncodeReady(tokens, valid, rows, packer, ScaleByVector<false>{without, group_}, groups);
     }
     if (job_.spec.axis == Axis::kChannel && job_.spec.calibration != Calibration::kGiven && width_ <= kChunk) {
       if (has_zeros_) return EncodeReady(tokens, valid, rows, packer, ScaleEach<C::kSigned>{scales_, zeros_, factors_}, 0);
@@ -1349,7 +1453,7 @@ class Quantizer {
   int64_t loaded_ = -1;  // index of the first scale in scales_
   alignas(64) float tile_[kMostSearchedTokens * kMaxLanes];
   alignas(64) float errors_[kMostSearched + kMaxLanes];
-  bool may_be_quick_ = false, together_ = false;
+  bool may_be_quick_ = false, together_ = false, within_ = false, plain_ = false;
   bool quick_ = false;  // whether factors_ holds for all of scales_
   uint16_t group_[kChunk / 4] = {};
   // Of the groups or channels that are worked on.
@@ -1415,7 +1519,7 @@ bool QuantizeNvfp4(const QuantizeJob& job) {
     amax = hn::ReduceMax(DF(), most);
   }
   const float g = *job.global = Nvfp4Global(job.options, amax);
-  Packer packer(4, job.codes);
+  Packer packer(4, job.codes, SizesOf(job.spec, job.shape).codes);
   const hn::Repartition<int16_t, DF> d16;
   const hn::Repartition<uint8_t, DF> u8;
   int64_t index = 0;
