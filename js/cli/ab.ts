@@ -18,7 +18,7 @@ export const ab: Command = {
   operands: [],
   options: [
     ...modelOptions,
-    { name: 'schemes', value: 'LIST', help: `[NAME=]KEY[:VALUE][@KEPT] or plan files, separated by commas (${defaultSchemes.join(',')})` },
+    { name: 'schemes', value: 'LIST', help: `[NAME=]KEY[:VALUE][@KEPT[+RECENT]] or plan files, separated by commas (${defaultSchemes.join(',')})` },
     { name: 'baseline', value: 'NAME', help: 'scheme that others are held against (nvfp4)' },
     { name: 'prompts', value: 'FILES', help: 'prompts that the model goes on from: text, or JSON with texts, chats or token ids (three that are built in)' },
     { name: 'max-new', value: 'N', help: 'most tokens that it writes after each prompt (384)' },
@@ -32,7 +32,7 @@ export const ab: Command = {
   ],
   notes: [
     'The model writes after each prompt in full precision. Then it reads the text once per scheme: pages are encoded when they are full,\nthe page being filled is bf16, keys and values come from the cache. KL is that of the next token, dense f32 cache to scheme, in nats.',
-    'kept: first tokens that stay dense; 0 for others\' schemes, 4 for kv4, kv3, kv8, or as said behind @. ratio (study) is 2 / (bits / 8 + 1 / 16),\nratio counts all bytes of the caches at the end of the texts, dense pages too.',
+    'kept: first tokens that stay dense; 0 for others\' schemes, 4 for kv4, kv3, kv8, or as said behind @; after a + how far behind the end a page is encoded.\nratio (study) is 2 / (bits / 8 + 1 / 16), ratio counts all bytes of the caches at the end of the texts, dense pages too.',
   ],
   async run(args) {
     const maxNew = args.count('max-new', 1) ?? 384;
@@ -154,6 +154,9 @@ export async function running<T>(work: Promise<T>): Promise<T> {
   }
 }
 
+/** First tokens that stay dense, and how many at the end where a scheme keeps those. */
+export const keptText = ({ kept, recent }: SchemeResult): string => `${kept}${recent === 0 ? '' : `+${recent}`}`;
+
 function report(model: Model, result: StudyResult, layers: boolean): string {
   const { schemes, baseline, sequences } = result;
   const { layers: count, kvHeads, headDim } = model.engine.shape;
@@ -173,7 +176,7 @@ function report(model: Model, result: StudyResult, layers: boolean): string {
     ['scheme', '>kept', '>bits', '>ratio (study)', '>ratio', '>K RMSE', '>V RMSE', '>top-1', '>KL', `>KL to ${baseline}`, ...(texts ? ['>perplexity'] : [])],
     schemes.map((scheme) => [
       scheme.name,
-      String(scheme.kept),
+      keptText(scheme),
       scheme.bits.toFixed(2),
       scheme.ratio.study?.toFixed(2) ?? '',
       scheme.ratio.exact.toFixed(2),

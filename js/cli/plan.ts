@@ -2,7 +2,7 @@
 // kvpages plan: bits by layer and side for a model, under one budget.
 import { makePlan, parseScheme, writeOn } from '../study.js';
 import type { PlanResult, Sequence } from '../study.js';
-import { filesOf, idsOf, running } from './ab.js';
+import { filesOf, idsOf, keptText, running } from './ab.js';
 import type { Arguments, Command } from './args.js';
 import { checkOutput, Progress, writeOutput, writeStdout } from './io.js';
 import { backendOptions, loadFrom } from './load.js';
@@ -97,7 +97,7 @@ function report(name: string, bits: number, { plan: chosen, bits: taken, expecte
     `Sum of KL ${errorText(expectedKl)}; together, on the same texts:\n` +
     table(
       ['scheme', '>kept', '>bits', '>top-1', '>KL'],
-      study.schemes.map(({ name: scheme, kept, bits: size, top1, kl }) => [scheme, String(kept), size.toFixed(2), `${(100 * top1).toFixed(2)} %`, errorText(kl)]),
+      study.schemes.map((scheme) => [scheme.name, keptText(scheme), scheme.bits.toFixed(2), `${(100 * scheme.top1).toFixed(2)} %`, errorText(scheme.kl)]),
     )
   );
 }

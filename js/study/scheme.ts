@@ -26,13 +26,14 @@ export const defaultSchemes: readonly string[] = [
 ];
 
 /**
- * `[NAME=]KEY[:VALUE][@KEPT]`: a preset or spec, or one for each side, and how many first tokens stay dense. Without `@KEPT`
- * those are 4 for this package's own presets (`kv4` ...), 0 for all others.
+ * `[NAME=]KEY[:VALUE][@KEPT[+RECENT]]`: a preset or spec, or one for each side, how many first tokens stay dense, and how far behind
+ * the end a page must lie to be encoded (`keepFirst`, `keepRecent`). Without `@KEPT` the first tokens are 4 for this package's own
+ * presets (`kv4` ...), 0 for all others.
  */
 export function parseScheme(kv: KvPages, text: string): Scheme {
-  const match = /^(?:([^=]*)=)?([^:@=]+)(?::([^:@=]+))?(?:@(\d{1,6}))?$/.exec(text.trim());
-  if (match === null) throw new KvPagesError('ERR_SPEC', `scheme: must be [NAME=]KEY[:VALUE][@KEPT], got ${text}`, { argument: 'scheme', actual: text });
-  const [, name = text.trim(), key = '', value = key, kept] = match;
+  const match = /^(?:([^=]*)=)?([^:@=]+)(?::([^:@=]+))?(?:@(\d{1,6})(?:\+(\d{1,6}))?)?$/.exec(text.trim());
+  if (match === null) throw new KvPagesError('ERR_SPEC', `scheme: must be [NAME=]KEY[:VALUE][@KEPT[+RECENT]], got ${text}`, { argument: 'scheme', actual: text });
+  const [, name = text.trim(), key = '', value = key, kept, recent] = match;
   const dense = kv.formats().types.filter(({ family }) => family === 'dense').map(({ name: word }) => word);
   const own = value === key && /^kv\d/.test(key);
   return {
@@ -43,6 +44,7 @@ export function parseScheme(kv: KvPages, text: string): Scheme {
       // A dense scheme is dense throughout: its pages that fill and its pages that are full have one type.
       ...(dense.includes(key) && dense.includes(value) ? { hot: (key === value ? key : 'f32') as DenseTypeWord } : {}),
       ...(kept !== undefined ? { keepFirst: Number(kept) } : own ? {} : { keepFirst: 0 }),
+      ...(recent === undefined ? {} : { keepRecent: Number(recent) }),
     },
   };
 }

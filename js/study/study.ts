@@ -3,8 +3,8 @@
 // scheme's cache gives back; what that does to the distribution of each next token is measured.
 //
 // A chunk of the text ends where a page ends. Its tokens see each other dense and all pages before it encoded, which is what a
-// model sees that reads token by token: page p is encoded for token i iff p ends before the page of i begins. Schemes whose
-// pages end at the same places run side by side with a dense f32 cache that gets the same calls; it is what they are held against.
+// model sees that reads token by token: page p is encoded for token i iff p ends before the page of i begins (`keepRecent` tokens before
+// it, where the scheme has them). Schemes whose pages end at the same places run side by side with a dense f32 cache that gets the same calls; it is what they are held against.
 import { KvPagesError } from '../errors.js';
 import type { KvPages } from '../kv-pages.js';
 import type { ModelCache } from '../model-cache.js';
@@ -66,6 +66,8 @@ export interface SchemeResult extends Divergence {
   readonly value: string | readonly string[];
   /** First tokens that stay dense. */
   readonly kept: number;
+  /** How far behind the end a page is encoded. */
+  readonly recent: number;
   readonly pageTokens: number;
   /** Bits per element of encoded pages, all counted; 0 where none was. */
   readonly bits: number;
@@ -144,7 +146,7 @@ class Sums {
   bytes = 0;
   denseBytes = 0;
   cacheBytes = 0;
-  specs: { key: string[]; value: string[]; kept: number; pageTokens: number } | undefined;
+  specs: { key: string[]; value: string[]; kept: number; recent: number; pageTokens: number } | undefined;
 
   constructor(
     readonly scheme: Scheme,
@@ -177,6 +179,7 @@ class Sums {
       key: cache.layers.map(({ key }) => key.spec),
       value: cache.layers.map(({ value }) => value.spec),
       kept: cache.keepFirst,
+      recent: cache.keepRecent,
       pageTokens: cache.pageTokens,
     };
   }
@@ -248,7 +251,7 @@ export async function runStudy(options: StudyOptions): Promise<StudyResult> {
 }
 
 function resultOf(kv: KvPages, one: Sums, baseline: Sums): SchemeResult {
-  const { key, value, kept, pageTokens } = one.specs!;
+  const { key, value, kept, recent, pageTokens } = one.specs!;
   const same = (specs: readonly string[]) => (specs.every((spec) => spec === specs[0]) ? specs[0]! : specs);
   const bits = codeBits(kv, [...key, ...value]);
   const divergence = one.all.divergence;
@@ -257,6 +260,7 @@ function resultOf(kv: KvPages, one: Sums, baseline: Sums): SchemeResult {
     key: same(key),
     value: same(value),
     kept,
+    recent,
     pageTokens,
     bits: (8 * one.encodedBytes) / Math.max(1, one.encodedElements),
     ratio: { ...(bits === undefined ? {} : { study: kv.memoryRatio(bits) }), exact: one.denseBytes / one.bytes },
@@ -275,10 +279,12 @@ function resultOf(kv: KvPages, one: Sums, baseline: Sums): SchemeResult {
   };
 }
 
-/** Schemes whose pages end at the same places. */
+/** Schemes whose pages end, and are encoded, at the same places. */
 interface Group {
   readonly keepFirst: number;
   readonly pageTokens: number;
+  /** Tokens of a later page until one is encoded, 0 where it waits for whole pages. */
+  readonly late: number;
   readonly sums: Sums[];
 }
 
@@ -286,11 +292,12 @@ function groupsOf(engine: Engine, sums: readonly Sums[]): Group[] {
   const groups: Group[] = [];
   for (const one of sums) {
     const cache = create(engine, one.scheme);
-    const { keepFirst, pageTokens } = cache;
+    const { keepFirst, pageTokens, keepRecent } = cache;
+    const late = keepRecent % pageTokens;
     cache.dispose();
-    const group = groups.find((candidate) => candidate.keepFirst === keepFirst && candidate.pageTokens === pageTokens);
+    const group = groups.find((other) => other.keepFirst === keepFirst && other.pageTokens === pageTokens && other.late === late);
     if (group) group.sums.push(one);
-    else groups.push({ keepFirst, pageTokens, sums: [one] });
+    else groups.push({ keepFirst, pageTokens, late, sums: [one] });
   }
   return groups;
 }
@@ -358,14 +365,14 @@ async function compare(
   signal: AbortSignal | undefined,
 ): Promise<void> {
   const caches: ModelCache[] = [];
-  const { keepFirst, pageTokens } = group;
+  const { pageTokens } = group;
   try {
     caches.push(engine.createCache({ ...denseCache, pageTokens }));
     for (const { scheme } of group.sums) caches.push(create(engine, scheme));
     // Every last token predicts one beyond the text, so it is not computed.
     const end = ids.length - 1;
     for (let at = 0; at < end; ) {
-      const next = at < start ? start : Math.min(end, nextEnd(at, keepFirst, pageTokens));
+      const next = at < start ? start : Math.min(end, nextEnd(at, group));
       const prompt = at < start;
       const chunk = ids.slice(at, next);
       const wanted = prompt ? ('none' as const) : ('all' as const);
@@ -405,9 +412,11 @@ function record(one: Sums, own: Tally, position: number, figures: { kl: number; 
   (one.curve[Math.floor(position / curveStep)] ??= new Tally()).add(figures);
 }
 
-/** Where the page of position `at` ends. */
-function nextEnd(at: number, keepFirst: number, pageTokens: number): number {
-  return at < keepFirst ? keepFirst : keepFirst + (Math.floor((at - keepFirst) / pageTokens) + 1) * pageTokens;
+/** Where the page of position `at` ends, or before that one is encoded. */
+function nextEnd(at: number, { keepFirst, pageTokens, late }: Group): number {
+  if (at < keepFirst) return keepFirst;
+  const inPage = (at - keepFirst) % pageTokens;
+  return at - inPage + (inPage < late ? late : pageTokens);
 }
 
 /** Progress, and the time that is left from what the steps took so far. */

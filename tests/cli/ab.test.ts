@@ -31,7 +31,7 @@ beforeAll(() => {
 });
 
 describe('the table', () => {
-  const args = ['--schemes', 'f32,bf16,nvfp4,four=int4/channel/16:lm3/token/64+hadamard@4,kivi4,kv4', '--prompts', 'ids.json', '--max-new', '40', '--text', 'text.json'];
+  const args = ['--schemes', 'f32,bf16,nvfp4,four=int4/channel/16:lm3/token/64+hadamard@4+16,kivi4,kv4', '--prompts', 'ids.json', '--max-new', '40', '--text', 'text.json'];
   let first: ReturnType<typeof kvpages>;
 
   test('has every scheme, and the same digits from addon and WebAssembly with a thawed past', { timeout: 120_000 }, () => {
@@ -41,7 +41,7 @@ describe('the table', () => {
     expect(first.code).toBe(0);
     expect(first.out).toMatch(/^f32 +0 +32\.00 +0\.4\d +0 +0 +100\.00 % +0 +-100\.0 % +[\d.]+$/m);
     expect(first.out).toMatch(/^nvfp4 +0 +4\.5\d +3\.56 +[23]\.\d\d +0\.1\d+ +0\.\d+ +9\d\.\d\d % +0\.0\d+ +[\d.]+$/m);
-    expect(first.out).toMatch(/^four +4 +/m);
+    expect(first.out).toMatch(/^four +4\+16 +/m);
     expect(first.out).toContain('KL of each text');
     const again = ab(...args, '--engine', 'thaw', '--backend', 'wasm', '--quiet');
     expect(again.err).toBe('');
@@ -67,7 +67,7 @@ describe('the table', () => {
     expect(f32).toMatchObject({ kl: 0, top1: 1, perplexity: result.perplexity });
     expect(bf16!.kl).toBeLessThan(1e-4);
     expect(bf16!.top1).toBeGreaterThan(0.98);
-    expect(four).toMatchObject({ kept: 4, key: 'int4/channel/16/absmax/f32', value: 'lm3/token/64/mse/f32+hadamard' });
+    expect(four).toMatchObject({ kept: 4, recent: 16, key: 'int4/channel/16/absmax/f32', value: 'lm3/token/64/mse/f32+hadamard' });
     const thawed = Number(/^nvfp4 .*% +(0\.\d+) +[\d.]+$/m.exec(first.out)![1]);
     expect(nvfp4!.kl / thawed).toBeGreaterThan(0.8);
     expect(nvfp4!.kl / thawed).toBeLessThan(1.25);
