@@ -43,7 +43,7 @@ class CudaDriver : public ::testing::Test {
   }
   // Whatever a test did: nothing stays in the driver, nothing was freed under work, nothing was asked of a lost context.
   void TearDown() override {
-    for (const char* what : {"held", "locked", "contexts", "modules", "rash", "after"}) EXPECT_EQ(Get(what), 0u) << what;
+    for (const char* what : {"held", "locked", "contexts", "modules", "current", "rash", "after"}) EXPECT_EQ(Get(what), 0u) << what;
   }
   void Set(const std::string& words) { set_(words.c_str()); }
   uint64_t Get(const char* what) { return get_(what); }

@@ -14,6 +14,7 @@
 #include <new>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "backends/cuda/api.h"
@@ -33,6 +34,7 @@ struct EventOfTheDriver {
 struct StreamOfTheDriver {
   std::deque<std::function<void()>> work;
   uint64_t asked = 0, done = 0;
+  std::thread::id asker;
   void Run(uint64_t until) {
     while (done < until) {
       const auto next = std::move(work.front());
@@ -164,6 +166,7 @@ Result Ask(Stream stream, F work) {
   if (All().streams.count(stream) == 0) return 400;
   stream->work.emplace_back(std::move(work));
   ++stream->asked;
+  stream->asker = std::this_thread::get_id();
   return kSuccess;
 }
 
@@ -325,7 +328,8 @@ KVP_FAKE Result cuMemFree_v2(Address address) {
   const auto found = fake.device.find(address);
   if (found == fake.device.end()) return kInvalidValue;
   for (const Stream stream : fake.streams) {
-    if (stream->done < stream->asked) ++fake.counts["rash"];
+    // Others' streams do not know this memory.
+    if (stream->done < stream->asked && stream->asker == std::this_thread::get_id()) ++fake.counts["rash"];
   }
   fake.held -= found->second;
   fake.device.erase(found);
@@ -413,6 +417,7 @@ KVP_FAKE uint64_t KvpFakeGet(const char* what) {
   if (std::strcmp(what, "contexts") == 0) return fake.retained;
   if (std::strcmp(what, "modules") == 0) return fake.modules;
   if (std::strcmp(what, "held") == 0) return fake.held;
+  if (std::strcmp(what, "current") == 0) return t_current.size();
   if (std::strcmp(what, "locked") == 0) return fake.locked_bytes;
   const auto found = fake.counts.find(what);
   return found == fake.counts.end() ? 0 : found->second;

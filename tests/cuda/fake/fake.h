@@ -14,9 +14,9 @@ extern "C" {
 // The environment variable KVPAGES_FAKE_CUDA holds the first ones.
 void KvpFakeSet(const char* words);
 
-// held: bytes of device memory; locked: bytes of page-locked memory; contexts: retained; calls: all but the names of errors;
-// after: calls after the context was lost, but for its release; rash: frees of memory with work before them that was not done;
-// NAME: calls of one entry.
+// held: bytes of device memory; locked: bytes of page-locked memory; contexts: retained; current: on the calling thread's stack;
+// modules: loaded; calls: all but the names of errors; after: calls after the context was lost, but for its release; rash: frees
+// of memory while work that this thread asked for was not done; NAME: calls of one entry.
 uint64_t KvpFakeGet(const char* what);
 
 }  // extern "C"
