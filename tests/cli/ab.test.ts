@@ -7,6 +7,7 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import type { StudyResult } from 'kvpages/study';
+import { carrier, halfModel } from '../js/onnx-file.js';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 const tiny = join(root, 'tests/data/models/tiny');
@@ -88,6 +89,11 @@ describe('what cannot be run is named', () => {
     writeFileSync(at('none/model.onnx'), 'this is no model');
     mkdirSync(at('empty'));
     mkdirSync(at('piece'));
+    writeFileSync(at('half.onnx'), halfModel());
+    const names = { layers: [0], past: (l: number, s: string) => `past_key_values.${l}.${s}`, present: (l: number, s: string) => `present.${l}.${s}` };
+    writeFileSync(at('bytes.onnx'), carrier({ ...names, type: 'int8' }));
+    writeFileSync(at('carrier.onnx'), carrier(names));
+    writeFileSync(at('named.onnx'), carrier({ ...names, past: (l, s) => `memory.${l}.${s}` }));
     writeFileSync(at('one.json'), '[5]');
     writeFileSync(at('beyond.json'), JSON.stringify([...ids(83), 2048]));
     const plan = (cache: object) => JSON.stringify({ format: 'kvpages.plan.v1', cache: { key: ['int4/token'], value: ['int4/token'], ...cache } });
@@ -104,6 +110,10 @@ describe('what cannot be run is named', () => {
     [['--model', 'none', ...text], 1, 'none/model.onnx could not be loaded'],
     [['--model', 'none', '--engine', 'attend', ...text], 1, 'none has no pieces for --engine attend'],
     [['--model', 'piece', ...text], 1, 'a model exported without a cache cannot be used'],
+    [['--model', 'bytes.onnx', ...text], 1, 'bytes.onnx: session: must have past_key_values.0.key in float32 or float16, got int8'],
+    [['--model', 'carrier.onnx', ...text], 1, 'carrier.onnx: session: must have the input input_ids'],
+    [['--model', 'named.onnx', ...text], 1, 'named.onnx: session: must have inputs for past keys and values, named past_key_values.{layer}.{side}, got memory.0.key'],
+    [['--model', 'half.onnx', ...text, '--schemes', 'int4/token,nvfp4'], 2, 'scheme nvfp4: '],
     [['--model', tiny, '--text', 'missing.txt'], 1, 'missing.txt could not be read: there is no such file'],
     [['--model', tiny, '--text', 'broken.json'], 1, 'broken.json is no JSON'],
     [['--model', tiny, '--prompts', 'other.json'], 1, 'other.json: must hold texts, chats or token ids'],
