@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A language model on disk: which of its files are what, and the engine that runs it.
 import { readdir, readFile, stat } from 'node:fs/promises';
-import { basename, dirname, join } from 'node:path';
+import { basename, dirname, join, resolve } from 'node:path';
 import { KvPagesError } from '../index.js';
 import type { KvPages } from '../index.js';
 import { importOrt } from '../ort.js';
@@ -60,7 +60,7 @@ export async function openModel(args: Arguments, kv: KvPages, report: (text: str
         }))
       : await whole(kv, ort, files.whole[0]!, sessionOptions, report);
   return {
-    name: basename(files.folder),
+    name: basename(resolve(files.folder)),
     engine,
     vocabulary: config.vocab_size ?? Infinity,
     stop: [generation.eos_token_id ?? config.eos_token_id ?? []].flat(),
