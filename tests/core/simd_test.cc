@@ -12,6 +12,7 @@
 #include "backends/reference/reference.h"
 #include "backends/simd/simd.h"
 #include "core/float.h"
+#include "formats/levels.h"
 #include "support/payloads.h"
 
 namespace kvpages {
@@ -166,6 +167,61 @@ TEST_P(Simd, EveryLengthWithGivenScales) {
         ASSERT_EQ(test::Difference(test::Dequantize(*GetParam(), want), test::Dequantize(kReferenceBackend, want)), "");
         if (HasFatalFailure()) return;
       }
+    }
+  }
+}
+
+// Quotients at the border between two codes and at most three floats away from it, where shortcuts round wrongly.
+TEST_P(Simd, NeighboursOfBorders) {
+  std::mt19937 random(11);
+  for (const char* text : {"int8/tensor/given", "uint8/tensor/given", "int4/tensor/given", "int3/token/given", "e4m3/tensor/given", "e2m1/tensor/given",
+                           "lm4/token", "int8/token", "uint8/token/64/minmax/f32", "int4/channel/16", "e4m3/token", "nvfp4", "q8_0", "mxfp4"}) {
+    const Spec spec = ParseSpec(text, "").value();
+    const TypeInfo& info = Info(spec.type);
+    for (int round = 0; round < 40; ++round) {
+      SCOPED_TRACE(std::string(text) + " " + std::to_string(round));
+      const Shape shape{1, 1, 16, 128};
+      const float scale = std::ldexp(1.0f + static_cast<float>(random() % 4096) / 4096, static_cast<int>(random() % 9) - 6);
+      test::Given given;
+      if (spec.calibration == Calibration::kGiven && info.family != Family::kScheme) {
+        given.scales.assign(static_cast<size_t>(ScaleGrid(ResolveSpec(spec, shape.width, "").value(), shape).count), scale);
+      }
+      std::vector<float> x(static_cast<size_t>(shape.elements()));
+      for (size_t i = 0; i < x.size(); ++i) {
+        // Borders of integers, of floats' codes, and of the levels.
+        const int kind = static_cast<int>(random() % 3);
+        float border = kind == 0   ? static_cast<float>(static_cast<int>(random() % 512) - 256) * 0.5f
+                       : kind == 1 ? std::ldexp(static_cast<float>(random() % 32) / 16, static_cast<int>(random() % 10) - 2)
+                                   : LevelMiddle(4, static_cast<int>(random() % 15));
+        if (i % 128 == 0) border = info.bits == 8 ? 127.0f : 7.0f;  // the largest, so that the scale is about the given one
+        float v = border * scale;
+        for (int step = static_cast<int>(random() % 7) - 3; step != 0; step += step < 0 ? 1 : -1) v = std::nextafter(v, step < 0 ? -1e9f : 1e9f);
+        x[i] = v;
+      }
+      const auto want = test::Quantize(kReferenceBackend, text, shape, x.data(), Type::f32, -1, {}, given);
+      ExpectSame(test::Quantize(*GetParam(), text, shape, x.data(), Type::f32, -1, {}, given), want);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// Outputs that caches do not hold are written another way: the same rows as in pieces.
+TEST_P(Simd, LargePayloads) {
+  for (const char* text : {"int8/token", "int3/token"}) {
+    const Spec spec = ParseSpec(text, "").value();
+    constexpr int64_t kWidth = 136, kPieces = 4;  // codes of a row do not fill lines
+    const int64_t tokens = (int64_t{9} << 20) * 8 / Info(spec.type).bits / kWidth / (8 * kPieces) * (8 * kPieces);
+    std::vector<float> x(static_cast<size_t>(tokens * kWidth));
+    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 2654435761u % 65536) * 0.25f - 8192;
+    const auto whole = test::Quantize(*GetParam(), text, {1, 1, tokens, kWidth}, x.data());
+    const auto restored = test::Dequantize(*GetParam(), whole);
+    for (int64_t piece = 0; piece < kPieces; ++piece) {
+      const int64_t rows = tokens / kPieces, first = piece * rows;
+      const auto part = test::Quantize(*GetParam(), text, {1, 1, rows, kWidth}, x.data() + first * kWidth);
+      const auto bytes = static_cast<size_t>(first * kWidth * Info(spec.type).bits / 8);
+      ASSERT_EQ(std::memcmp(part.codes.data(), whole.codes.data() + bytes, part.codes.size()), 0) << text << " " << piece;
+      const auto values = test::Dequantize(*GetParam(), part);
+      ASSERT_EQ(std::memcmp(values.data(), restored.data() + first * kWidth, values.size() * 4), 0) << text << " " << piece;
     }
   }
 }

@@ -38,6 +38,44 @@ HWY_INLINE VU Word(uint32_t value) { return hn::Set(DU(), value); }
 HWY_INLINE VF Value(float value) { return hn::Set(DF(), value); }
 HWY_INLINE VU Choose(hn::Mask<DU> mask, VU yes, VU no) { return hn::IfThenElse(mask, yes, no); }
 
+// ---- Ranges ----
+
+// Largest magnitudes of `count` blocks of `block` floats each, that follow each other. `block`: a multiple of 8. Lanes are
+// folded for as many blocks at once as there are lanes.
+HWY_INLINE void BlockMagnitudes(const float* HWY_RESTRICT x, int64_t count, int64_t block, float* HWY_RESTRICT out) {
+  const hn::CappedTag<float, 8> d;
+  using V = hn::Vec<decltype(d)>;
+  constexpr int64_t kLanes = HWY_LANES(float) > 8 ? 8 : HWY_LANES(float);
+  const auto of_block = [&](int64_t b) HWY_ATTR {
+    const float* from = x + b * block;
+    V most = hn::Abs(hn::LoadU(d, from)), other = most;
+    int64_t i = kLanes;
+    for (; i + 2 * kLanes <= block; i += 2 * kLanes) {
+      most = hn::Max(most, hn::Abs(hn::LoadU(d, from + i)));
+      other = hn::Max(other, hn::Abs(hn::LoadU(d, from + i + kLanes)));
+    }
+    if (i < block) most = hn::Max(most, hn::Abs(hn::LoadU(d, from + i)));
+    return hn::Max(most, other);
+  };
+  const auto fold = [&](V a, V b) HWY_ATTR { return hn::Max(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b)); };
+  const hn::Repartition<uint64_t, decltype(d)> d64;
+  // Of four blocks, in each 16 bytes.
+  const auto fold_four = [&](int64_t b) HWY_ATTR {
+    const auto ab = hn::BitCast(d64, fold(of_block(b), of_block(b + 1))), ce = hn::BitCast(d64, fold(of_block(b + 2), of_block(b + 3)));
+    return hn::Max(hn::BitCast(d, hn::InterleaveLower(d64, ab, ce)), hn::BitCast(d, hn::InterleaveUpper(d64, ab, ce)));
+  };
+  int64_t b = 0;
+  for (; b + kLanes <= count; b += kLanes) {
+    if constexpr (kLanes == 8) {
+      const V low = fold_four(b), high = fold_four(b + 4);
+      hn::StoreU(hn::Max(hn::ConcatLowerLower(d, high, low), hn::ConcatUpperUpper(d, high, low)), d, out + b);
+    } else {
+      hn::StoreU(fold_four(b), d, out + b);
+    }
+  }
+  for (; b < count; ++b) out[b] = hn::ReduceMax(d, of_block(b));
+}
+
 // ---- Dense types: core/float.h ----
 
 HWY_INLINE VF WidenBF16(VU half) { return Float(hn::ShiftLeft<16>(half)); }
@@ -100,6 +138,18 @@ HWY_INLINE VU EncodeE5M2(VF x, bool overflow_inf) {
 }
 HWY_INLINE VF DecodeE5M2(VU code) { return WidenF16(hn::ShiftLeft<8>(code)); }
 
+// EncodeE2M1<false> of what is not NaN. The values' steps grow from 1/2 over 1 to 2, and each of three sums rounds to nearest even
+// in one of these; where a step is too fine or too coarse, its code is no lower than the right one.
+HWY_INLINE VU EncodeFiniteE2M1(VF x) {
+  const VF magnitude = hn::Abs(x);
+  const auto steps = [&](float one_step, uint32_t offset) HWY_ATTR {
+    return hn::BitCast(DI(), hn::Add(Bits(hn::Add(magnitude, Value(one_step))), Word(offset)));
+  };
+  const VI halves = steps(4194304.0f, 0u - 0x4a800000u), ones = steps(8388608.0f, 2u - 0x4b000000u), twos = steps(16777216.0f, 4u - 0x4b800000u);
+  const VI code = hn::Min(hn::Min(halves, ones), hn::Min(twos, hn::Set(DI(), 7)));
+  return hn::Or(hn::BitCast(DU(), code), hn::And(hn::ShiftRight<28>(Bits(x)), Word(8)));
+}
+
 template <bool kTowardZero>
 HWY_INLINE VU EncodeE2M1(VF x) {
   const VU magnitude = hn::And(Bits(x), Word(0x7fffffff));
@@ -119,7 +169,14 @@ HWY_INLINE VU EncodeE2M1(VF x) {
   code = hn::Or(code, hn::And(hn::ShiftRight<28>(Bits(x)), Word(8)));
   return Choose(hn::Gt(magnitude, Word(0x7f800000)), hn::Zero(DU()), code);
 }
+alignas(64) constexpr float kE2M1Values[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
 HWY_INLINE VF DecodeE2M1(VU code) {
+  if constexpr (HWY_LANES(float) == 16) return hn::TableLookupLanes(hn::Load(DF(), kE2M1Values), hn::IndicesFromVec(DF(), code));
+  if constexpr (HWY_LANES(float) == 8) {
+    const VU sign = hn::ShiftLeft<28>(hn::And(code, Word(8)));
+    const VF magnitude = hn::TableLookupLanes(hn::Load(DF(), kE2M1Values), hn::IndicesFromVec(DF(), hn::And(code, Word(7))));
+    return Float(hn::Or(Bits(magnitude), sign));
+  }
   const VU sign = hn::ShiftLeft<28>(hn::And(code, Word(8))), magnitude = hn::And(code, Word(7));
   const VU small = Choose(hn::Eq(magnitude, Word(1)), Word(0x3f000000), hn::Zero(DU()));
   const VU large = hn::Add(hn::ShiftLeft<22>(magnitude), Word(0x3f000000));

@@ -151,6 +151,12 @@ bool StreamsTo(const void* out, int64_t bytes) {
   return HWY_ARCH_X86 && bytes >= kStreamed && reinterpret_cast<uintptr_t>(out) % kLine == 0;
 }
 
+// Asks for `bytes` bytes that lie `ahead` bytes after `x`; they need not exist.
+HWY_INLINE void Fetch(const void* x, int64_t ahead, int64_t bytes) {
+  const uintptr_t next = reinterpret_cast<uintptr_t>(x) + static_cast<uintptr_t>(ahead);
+  for (int64_t i = 0; i < bytes; i += kLine) hwy::Prefetch(reinterpret_cast<const uint8_t*>(next + static_cast<uintptr_t>(i)));
+}
+
 // Four vectors of codes to bytes. Narrowing works on blocks of 16 bytes, which are put in order once at the end.
 // A copy in the caller's hands: what a loop of stores to bytes reads through a reference is read again for each of them.
 template <typename C>
@@ -554,26 +560,30 @@ void FinishRows(const DequantizeJob& job) {
 void DequantizeBlocks(const DequantizeJob& job) {
   const Shape& shape = job.shape;
   const TypeInfo& info = Info(job.spec.type);
-  const bool nv = info.block == kNvfp4Block, wide = info.bits == 8;
+  const bool nv = info.block == kNvfp4Block, wide = info.bits == 8, run = job.token_stride == shape.width;
+  const int64_t rows = run ? 1 : job.end - job.begin, length = run ? (job.end - job.begin) * shape.width : shape.width, lanes = LaneCount();
   static_assert(kChunk % kLargestSchemeBlock == 0);
   uint8_t buffer[kChunk + 16];
   const VF global = Value(job.global);
   for (int64_t b = 0; b < shape.batch; ++b) {
     for (int64_t h = 0; h < shape.heads; ++h) {
-      for (int64_t t = job.begin; t < job.end; ++t) {
-        float* row = job.out + b * job.batch_stride + h * job.head_stride + (t - job.begin) * job.token_stride;
-        const int64_t first = ((b * shape.heads + h) * shape.tokens + t) * shape.width;
-        const uint8_t* codes = nullptr;
-        for (int64_t d = 0; d < shape.width; d += info.block, codes += info.block) {
-          if (d % kChunk == 0) codes = UnpackCodes(info.bits, job.codes, first + d, std::min(kChunk, shape.width - d), buffer);
-          const uint8_t byte = job.scales[(first + d) / info.block];
-          const VF scale = Value(nv ? FromE4M3(byte) : FromE8M0(byte));
-          const int64_t lanes = LaneCount();
-          for (int64_t i = 0; i < info.block; i += lanes) {
-            const VU code = hn::PromoteTo(DU(), hn::LoadU(DB(), codes + i));
-            VF value = hn::Mul(wide ? DecodeE4M3(code) : DecodeE2M1(code), scale);
-            if (nv) value = hn::Mul(value, global);
-            hn::StoreU(value, DF(), row + d + i);
+      for (int64_t t = 0; t < rows; ++t) {
+        float* row = job.out + b * job.batch_stride + h * job.head_stride + t * job.token_stride;
+        const int64_t first = ((b * shape.heads + h) * shape.tokens + job.begin + t) * shape.width;
+        for (int64_t begin = 0; begin < length; begin += kChunk) {
+          const int64_t count = std::min(kChunk, length - begin), blocks = count / info.block;
+          const uint8_t* codes = UnpackCodes(info.bits, job.codes, first + begin, count, buffer);
+          const uint8_t* stored = job.scales + (first + begin) / info.block;
+          alignas(64) float scales[kChunk / kNvfp4Block];
+          for (int64_t i = 0; i < blocks; ++i) scales[i] = nv ? FromE4M3(stored[i]) : FromE8M0(stored[i]);
+          for (int64_t i = 0; i < blocks; ++i) {
+            const VF scale = Value(scales[i]);
+            for (int64_t d = i * info.block; d < (i + 1) * info.block; d += lanes) {
+              const VU code = hn::PromoteTo(DU(), hn::LoadU(DB(), codes + d));
+              VF value = hn::Mul(wide ? DecodeE4M3(code) : DecodeE2M1(code), scale);
+              if (nv) value = hn::Mul(value, global);
+              hn::StoreU(value, DF(), row + begin + d);
+            }
           }
         }
       }
@@ -997,20 +1007,23 @@ class Quantizer {
   // absmax and minmax of rows whose groups are whole vectors: all ranges, then all scales.
   void CalibrateRanges(int64_t index, int64_t tokens, int64_t valid, const float* const* rows, bool only_largest) {
     const int64_t block = job_.spec.block, lanes = LaneCount(), groups = CeilDiv(width_, block);
-    const bool magnitudes = OnlyMagnitudes();
-    for (int64_t t = 0, group = 0; t < tokens; ++t) {
-      for (int64_t d = 0; d < width_; d += block, ++group) {
+    const bool magnitudes = OnlyMagnitudes(), even = magnitudes && width_ % block == 0 && block % 8 == 0;
+    // Rows that follow each other in memory are one run of blocks.
+    const bool run = even && valid == tokens && (Transformed() || job_.token_stride == width_);
+    if (run) BlockMagnitudes(rows[0], tokens * groups, block, hi_);
+    for (int64_t t = 0; t < tokens && !run; ++t) {
+      if (even) {
+        if (t < valid) BlockMagnitudes(rows[t], groups, block, hi_ + t * groups);
+        else std::fill(hi_ + t * groups, hi_ + (t + 1) * groups, 0.0f);
+        continue;
+      }
+      for (int64_t d = 0; d < width_; d += block) {
         const float* x = t < valid ? rows[t] + d : kZeroRow;
-        const int64_t count = std::min(block, width_ - d);
+        const int64_t count = std::min(block, width_ - d), group = t * groups + d / block;
         if (magnitudes) {
-          VF most = hn::Abs(hn::LoadU(DF(), x)), most2 = most;
-          int64_t i = lanes;
-          for (; i + 2 * lanes <= count; i += 2 * lanes) {
-            most = hn::Max(most, hn::Abs(hn::LoadU(DF(), x + i)));
-            most2 = hn::Max(most2, hn::Abs(hn::LoadU(DF(), x + i + lanes)));
-          }
-          if (i < count) most = hn::Max(most, hn::Abs(hn::LoadU(DF(), x + i)));
-          hi_[group] = hn::ReduceMax(DF(), hn::Max(most, most2));
+          VF most = hn::Zero(DF());
+          for (int64_t i = 0; i < count; i += lanes) most = hn::Max(most, hn::Abs(hn::LoadU(DF(), x + i)));
+          hi_[group] = hn::ReduceMax(DF(), most);
         } else {
           Range range = EmptyRange();
           for (int64_t i = 0; i < count; i += lanes) range.Add(hn::LoadU(DF(), x + i));
@@ -1370,12 +1383,6 @@ class Quantizer {
     EncodeRun(code_, x, count, codes, mask, at);
   }
 
-  // Asks for `bytes` bytes that lie `ahead` bytes after `x`; they need not exist.
-  static HWY_INLINE void Fetch(const float* x, int64_t ahead, int64_t bytes) {
-    const uintptr_t next = reinterpret_cast<uintptr_t>(x) + static_cast<uintptr_t>(ahead);
-    for (int64_t i = 0; i < bytes; i += 64) hwy::Prefetch(reinterpret_cast<const uint8_t*>(next + static_cast<uintptr_t>(i)));
-  }
-
   // Rows of one chunk each, whose scales stand ready.
   template <typename At>
   HWY_INLINE void EncodeReady(int64_t tokens, int64_t valid, const float* const* rows, Packer* packer, At at, int64_t groups) const {
@@ -1493,6 +1500,9 @@ bool QuantizeNvfp4(const QuantizeJob& job) {
   const Shape& shape = job.shape;
   const int64_t width = shape.width, lanes = LaneCount();
   const bool transformed = job.source_type != Type::f32 || job.center != nullptr || job.hadamard > 0;
+  // Rows that follow each other in memory are one long row.
+  const bool run = !transformed && job.token_stride == width && job.valid == shape.tokens;
+  const int64_t length = run ? shape.tokens * width : width;
   bool ok = true;
   const auto row_of = [&](int64_t b, int64_t h, int64_t t) -> const float* {
     const int64_t first = b * job.batch_stride + h * job.head_stride + t * job.token_stride;
@@ -1507,35 +1517,38 @@ bool QuantizeNvfp4(const QuantizeJob& job) {
   };
   float amax = 0;
   if (job.options.global != GlobalScale::kGiven) {
-    VF most = hn::Zero(DF());
+    // Two partial results, so that one needn't wait for the other.
+    VF most = hn::Zero(DF()), other = most;
     for (int64_t b = 0; b < shape.batch; ++b) {
       for (int64_t h = 0; h < shape.heads; ++h) {
-        for (int64_t t = 0; t < job.valid; ++t) {
+        for (int64_t t = 0; t < (run ? 1 : job.valid); ++t) {
           const float* row = row_of(b, h, t);
-          for (int64_t d = 0; d < width; d += lanes) most = hn::Max(most, hn::Abs(hn::LoadU(DF(), row + d)));
+          int64_t d = 0;
+          for (; d + 4 * lanes <= length; d += 4 * lanes) {
+            const auto at = [&](int64_t k) HWY_ATTR { return hn::Abs(hn::LoadU(DF(), row + d + k * lanes)); };
+            most = hn::Max(most, hn::Max(at(0), at(1)));
+            other = hn::Max(other, hn::Max(at(2), at(3)));
+          }
+          for (; d < length; d += lanes) most = hn::Max(most, hn::Abs(hn::LoadU(DF(), row + d)));
         }
       }
     }
-    amax = hn::ReduceMax(DF(), most);
+    amax = hn::ReduceMax(DF(), hn::Max(most, other));
   }
   const float g = *job.global = Nvfp4Global(job.options, amax);
   Packer packer(4, job.codes, SizesOf(job.spec, job.shape).codes);
-  const hn::Repartition<int16_t, DF> d16;
-  const hn::Repartition<uint8_t, DF> u8;
+  const CodeBytes<FloatCode<2>> bytes(FloatCode<2>(), 0xff);
   int64_t index = 0;
   for (int64_t b = 0; b < shape.batch; ++b) {
     for (int64_t h = 0; h < shape.heads; ++h) {
-      for (int64_t t = 0; t < shape.tokens; ++t) {
+      for (int64_t t = 0; t < (run ? 1 : shape.tokens); ++t) {
         const float* row = t < job.valid ? row_of(b, h, t) : nullptr;
-        for (int64_t begin = 0; begin < width; begin += kChunk) {
-          const int64_t count = std::min(kChunk, width - begin);
+        for (int64_t begin = 0; begin < length; begin += kChunk) {
+          const int64_t count = std::min(kChunk, length - begin);
           const float* x = row != nullptr ? row + begin : kZeroRow;
+          if (run) Fetch(x, 2 * kChunk * 4, count * 4);
           alignas(64) float inverses[kChunk / kNvfp4Block + kMaxLanes];
-          for (int64_t i = 0; i < count; i += kNvfp4Block) {
-            VF most = hn::Abs(hn::LoadU(DF(), x + i));
-            for (int64_t k = lanes; k < kNvfp4Block; k += lanes) most = hn::Max(most, hn::Abs(hn::LoadU(DF(), x + i + k)));
-            inverses[i / kNvfp4Block] = hn::ReduceMax(DF(), most);
-          }
+          BlockMagnitudes(x, count / kNvfp4Block, kNvfp4Block, inverses);
           // MakeNvfp4Scale, a block to a lane.
           ForVectors(count / kNvfp4Block, [&](int64_t i, int64_t n) HWY_ATTR {
             const VF none = hn::Zero(DF()), largest = LoadFloats(inverses + i, n);
@@ -1543,22 +1556,21 @@ bool QuantizeNvfp4(const QuantizeJob& job) {
             const VU bits = hn::IfThenElseZero(hn::RebindMask(DU(), some), EncodeE4M3(hn::Div(largest, Value(6.0f * g)), false));
             const VF full = hn::Mul(DecodeE4M3(bits), Value(g));
             StoreFloats(hn::IfThenElseZero(hn::And(some, hn::Ne(full, none)), hn::Div(Value(1.0f), full)), inverses + i, n);
-            alignas(64) uint32_t stored[kMaxLanes];
-            hn::StoreU(bits, DU(), stored);
-            for (int64_t k = 0; k < n; ++k) job.scales[index + i + k] = static_cast<uint8_t>(stored[k]);
+            alignas(64) uint8_t stored[kMaxLanes];
+            hn::StoreU(hn::DemoteTo(DB(), hn::BitCast(DI(), bits)), DB(), stored);
+            std::memcpy(job.scales + index + i, stored, static_cast<size_t>(n));
           });
           index += count / kNvfp4Block;
           uint8_t* codes = packer.Reserve(count);
-          for (int64_t i = 0; i < count; i += kNvfp4Block) {
-            const VF inverse = Value(inverses[i / kNvfp4Block]);
-            const auto code = [&](int64_t k) HWY_ATTR { return hn::BitCast(DI(), EncodeE2M1<false>(hn::Mul(hn::LoadU(DF(), x + i + k), inverse))); };
-            if (lanes == 4) {
-              const auto low = hn::OrderedDemote2To(d16, code(0), code(4)), high = hn::OrderedDemote2To(d16, code(8), code(12));
-              hn::StoreU(hn::OrderedDemote2To(u8, low, high), u8, codes + i);
-            } else {
-              for (int64_t k = 0; k < kNvfp4Block; k += lanes) hn::StoreU(hn::DemoteTo(DB(), code(k)), DB(), codes + i + k);
-            }
+          const auto code = [&](int64_t i) HWY_ATTR {
+            return hn::BitCast(DI(), EncodeFiniteE2M1(hn::Mul(hn::LoadU(DF(), x + i), Value(inverses[i / kNvfp4Block]))));
+          };
+          int64_t i = 0;
+          for (; i + 4 * lanes <= count; i += 4 * lanes) {
+            const VI v[4] = {code(i), code(i + lanes), code(i + 2 * lanes), code(i + 3 * lanes)};
+            bytes.Store<false>(v, codes + i);
           }
+          for (; i < count; i += lanes) hn::StoreU(hn::DemoteTo(DB(), code(i)), DB(), codes + i);
           packer.Commit(count);
         }
       }
