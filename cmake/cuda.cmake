@@ -52,7 +52,7 @@ else()
   message(STATUS "CUDA: kernels by ${KVP_NVCC} ${_version}")
   set(KVP_CUDA_FATBIN "${CMAKE_CURRENT_BINARY_DIR}/kernels.fatbin")
   # One run of the front end for all devices. The bytes depend on the flags (kernels.cu).
-  set(_flags -std=c++20 -O3 -fmad=false -ftz=false -prec-div=true -prec-sqrt=true -fatbin --compress-mode=size
+  set(_flags -std=c++20 -O3 -fmad=false -ftz=false -prec-div=true -prec-sqrt=true -fatbin --compress-mode=size -Xptxas --warn-on-spills
       -gencode "arch=compute_75,code=[sm_75,sm_80,sm_86,sm_89,sm_90,sm_100,sm_120,compute_75]")
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     list(APPEND _flags -ccbin "${CMAKE_CXX_COMPILER}")
