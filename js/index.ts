@@ -10,6 +10,7 @@ export { KvPages } from './kv-pages.js';
 export type {
   Backend,
   BackendInfo,
+  DeviceInfo,
   Formats,
   Kernels,
   LoadOptions,
@@ -23,6 +24,7 @@ export type {
   AttendOptions,
   ByteSink,
   ByteSource,
+  CacheDevice,
   CachePage,
   CachePageSide,
   CacheStats,

@@ -60,6 +60,17 @@ export interface BackendInfo {
   readonly reason: string;
 }
 
+/** The GPU of an instance. */
+export interface DeviceInfo {
+  readonly name: 'cuda';
+  /** Name, compute capability, driver. */
+  readonly description: string;
+  /** Bytes of its memory that the instance has taken: caches in pieces of a pool, and working memory. */
+  readonly heldBytes: number;
+  /** The failure after which it does nothing any more; caches that lie there are lost, those elsewhere and files are not. */
+  readonly error?: string;
+}
+
 /** An element type of specs. */
 export interface TypeInfo {
   /** The word in a spec. */
@@ -156,7 +167,14 @@ export class KvPages extends ModelCacheMethods {
     const core = new Core(loaded.functions);
     this.#loaded = loaded;
     this.#catalogue = core.json<Catalogue>('kvp_catalogue');
-    this.#session = { core, instance: core.handle('kvp_instance_create', kernels, maxBytes), backend: loaded.backend };
+    const instance = core.handle('kvp_instance_create', kernels, maxBytes);
+    try {
+      if (loaded.backend === 'cuda') core.call('kvp_instance_device', instance, 'cuda');
+    } catch (error) {
+      core.call('kvp_release', instance);
+      throw error;
+    }
+    this.#session = { core, instance, backend: loaded.backend };
   }
 
   /** @internal */
@@ -164,7 +182,7 @@ export class KvPages extends ModelCacheMethods {
     return this.#session;
   }
 
-  get #info(): { kernels: Kernels; usedBytes: number; maxBytes: number } {
+  get #info(): { kernels: Kernels; usedBytes: number; maxBytes: number; device?: DeviceInfo } {
     return this.#session.core.json('kvp_instance_info', this.#session.instance);
   }
   /** Where the core runs. */
@@ -179,7 +197,11 @@ export class KvPages extends ModelCacheMethods {
   get kernels(): Kernels {
     return this.#info.kernels;
   }
-  /** Bytes that objects of this instance hold. */
+  /** The GPU where `backend` is `cuda`. */
+  get device(): DeviceInfo | undefined {
+    return this.#info.device;
+  }
+  /** Bytes that objects of this instance hold, on a device too. */
   get usedBytes(): number {
     return this.#info.usedBytes;
   }

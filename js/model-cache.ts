@@ -67,9 +67,13 @@ export interface ModelCacheOptions extends ModelShape {
   readonly hot?: DenseTypeWord;
   /** Window of a layer in tokens for `attend`, 0 (the default) for none. */
   readonly window?: number | readonly number[];
-  /** Most bytes that the cache and its forks may hold together; 0 (the default) for no limit of their own. */
+  /** Most bytes that the cache and its forks may hold together, on a device too; 0 (the default) for no limit of their own. */
   readonly maxBytes?: number;
+  /** Where it lives: `cuda` needs `load({ backend: 'cuda' })` and is the default there. */
+  readonly device?: CacheDevice;
 }
+/** The host's memory, or a GPU's. The bytes of codes and scales are the same. */
+export type CacheDevice = 'cpu' | 'cuda';
 const shapeOptions: readonly string[] = ['layers', 'kvHeads', 'headDim', 'preset', 'key', 'value'];
 const cacheOptions: readonly string[] = [
   ...shapeOptions,
@@ -80,6 +84,7 @@ const cacheOptions: readonly string[] = [
   'hot',
   'window',
   'maxBytes',
+  'device',
 ];
 
 /** What encoding pages of one side lost and saved. */
@@ -96,6 +101,8 @@ export interface FreezeFigures {
 
 /** Exact sizes of a cache. */
 export interface CacheStats {
+  /** Where it lies; not of an estimate. */
+  readonly device?: CacheDevice;
   /** Tokens appended, dropped ones included: the most of any layer. */
   readonly tokens: number;
   readonly byteLength: number;
@@ -153,6 +160,7 @@ export interface LayerInfo {
   readonly value: { readonly headDim: number; readonly spec: string; readonly options: string };
 }
 interface CacheInfo {
+  readonly device: CacheDevice;
   readonly model: string;
   readonly tokenIds: number;
   readonly pageTokens: number;
@@ -208,6 +216,8 @@ export interface RestoreOptions extends Partial<ModelShape> {
   /** The tag that the file must have; any by default. */
   readonly model?: string;
   readonly maxBytes?: number;
+  /** As for `createCache`. */
+  readonly device?: CacheDevice;
 }
 
 /** Bytes as they come: a WHATWG stream, a Node stream, or anything that can be iterated. */
@@ -246,6 +256,10 @@ export class ModelCache extends Owned {
   /** Position behind the last token, the most of any layer; dropped tokens count. */
   get tokens(): number {
     return this.session.core.number('kvp_cache_tokens', this.handle, -1);
+  }
+  /** Where the cache lives. */
+  get device(): CacheDevice {
+    return this.#read.device;
   }
   /** How the layers are made, specs with every part spelt out. */
   get layers(): readonly LayerInfo[] {
@@ -378,7 +392,7 @@ export class ModelCache extends Owned {
     return this.layers.map((_, layer) => this.read(layer, options));
   }
 
-  /** A layer as onnx-light's pages, which share the cache's memory; starts count from 0. */
+  /** A layer as onnx-light's pages, which share the cache's memory where that is the host's; starts count from 0. */
   toPaged(layer: number): PagedCache {
     return new PagedCache(this.session, this.session.core.handle('kvp_cache_to_paged', this.handle, requireNumber(layer, 'layer')));
   }
@@ -407,6 +421,15 @@ export class ModelCache extends Owned {
   /** A cache of its own with the same pages: for a beam, or for another request with the same beginning. */
   fork(): ModelCache {
     return new ModelCache(this.session, this.session.core.handle('kvp_cache_fork', this.handle));
+  }
+
+  /**
+   * The same cache on a device or in the host's memory, with the same codes and scales: nothing is encoded anew. Where it is there
+   * already, a fork; else it has a limit of its own, as large.
+   * @throws KvPagesError `ERR_BACKEND` where the instance has no such device, `ERR_LIMIT`, `ERR_MEMORY`, `ERR_DEVICE`
+   */
+  to(device: CacheDevice): ModelCache {
+    return new ModelCache(this.session, this.session.core.handle('kvp_cache_move', this.handle, requireString(device, 'device')));
   }
 
   /** Exact sizes. */
@@ -502,12 +525,12 @@ export abstract class ModelCacheMethods extends ProfileMethods {
   /**
    * An empty cache.
    * `kv.createCache({ layers: 30, kvHeads: 3, headDim: 64, preset: 'kv4' })`
-   * @throws KvPagesError `ERR_SPEC`, `ERR_ARGUMENT` with `layer` and `side`
+   * @throws KvPagesError `ERR_SPEC`, `ERR_ARGUMENT` with `layer` and `side`, `ERR_BACKEND` where there is no such device
    */
   createCache(options: ModelCacheOptions): ModelCache {
     return withConfig(this.session, options, (config) => {
       const { core, instance } = this.session;
-      return new ModelCache(this.session, core.handle('kvp_cache_create', instance, config, maxBytesOf(options)));
+      return new ModelCache(this.session, core.handle('kvp_cache_create', instance, config, maxBytesOf(options), deviceOf(options)));
     });
   }
 
@@ -560,7 +583,7 @@ export abstract class ModelCacheMethods extends ProfileMethods {
     const handles = Uint32Array.from(layers, (layer, i) => Owned.handleOf(layer, PagedCache, this.session, `layers[${i}]`));
     return withConfig(this.session, options, (config) => {
       const { core, instance } = this.session;
-      return new ModelCache(this.session, core.handle('kvp_cache_from_paged', instance, config, maxBytesOf(options), handles));
+      return new ModelCache(this.session, core.handle('kvp_cache_from_paged', instance, config, maxBytesOf(options), deviceOf(options), handles));
     });
   }
 
@@ -624,7 +647,7 @@ export abstract class ModelCacheMethods extends ProfileMethods {
   }
 
   #reader(options: RestoreOptions, more: readonly string[]): number {
-    requireOptions(options, 'options', ['model', 'maxBytes', ...shapeOptions, ...more]);
+    requireOptions(options, 'options', ['model', 'maxBytes', 'device', ...shapeOptions, ...more]);
     const { core, instance } = this.session;
     const { model, layers, kvHeads, headDim, preset, key, value } = options;
     const create = (config: number) =>
@@ -635,6 +658,7 @@ export abstract class ModelCacheMethods extends ProfileMethods {
         model === undefined ? 0 : 1,
         model === undefined ? '' : requireString(model, 'model'),
         maxBytesOf(options),
+        deviceOf(options),
       );
     if ([layers, kvHeads, headDim, preset, key, value].every((part) => part === undefined)) return create(0);
     const shape = { layers, kvHeads, headDim, preset, key, value };
@@ -645,6 +669,11 @@ export abstract class ModelCacheMethods extends ProfileMethods {
 
 function maxBytesOf(options: { readonly maxBytes?: number }): number {
   return options.maxBytes === undefined ? 0 : requireNumber(options.maxBytes, 'maxBytes');
+}
+
+/** '' for the instance's own. */
+function deviceOf(options: { readonly device?: CacheDevice }): string {
+  return options.device === undefined ? '' : requireString(options.device, 'device');
 }
 
 function throwIfAborted(signal: AbortSignal | undefined, after: string): void {

@@ -14,7 +14,7 @@ const mayInclude = {
   attention: ['attention/', 'core/', 'formats/', 'backends/backend.h'],
   wire: ['wire/', 'core/', 'formats/'],
   abi: ['abi/', 'core/', 'formats/', 'kvpages.h'],
-  '': ['abi/', 'core/', 'formats/', 'backends/backend.h', 'backends/cuda/driver.h', 'wire/', 'profile/', 'metrics/', 'attention/', 'kvpages.h'],
+  '': ['abi/', 'core/', 'formats/', 'backends/backend.h', 'backends/devices.h', 'backends/cuda/driver.h', 'wire/', 'profile/', 'metrics/', 'attention/', 'kvpages.h'],
 };
 
 /** Headers from outside: pattern, where it may be included, why. */

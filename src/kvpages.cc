@@ -7,6 +7,7 @@
 
 #include "abi/context.h"
 #include "abi/describe.h"
+#include "backends/devices.h"
 #include "core/json.h"
 #include "wire/wire.h"
 
@@ -106,12 +107,28 @@ int32_t kvp_instance_create(const char* kernels, size_t kernels_len, double max_
   });
 }
 
+int32_t kvp_instance_device(uint32_t instance, const char* device, size_t device_len) {
+  return Guard([&]() -> Status {
+    KVP_ASSIGN(const auto object, Get<Instance>(instance, "instance"));
+    KVP_ASSIGN(object->device, OpenDeviceStore(View(device, device_len)));
+    return Ok();
+  });
+}
+
 int32_t kvp_instance_info(uint32_t instance, uint32_t* blob, size_t blob_len) {
   return Guard([&]() -> Status {
     KVP_ASSIGN(const auto object, Get<Instance>(instance, "instance"));
     Json json;
     json.Open('{').Field("kernels", object->backend->name).Field("usedBytes", object->budget->used());
-    json.Field("maxBytes", object->budget->limit()).Close('}');
+    json.Field("maxBytes", object->budget->limit());
+    if (object->device) {
+      json.Key("device").Open('{').Field("name", object->device->name()).Field("description", object->device->Describe());
+      json.Field("heldBytes", object->device->held_bytes());
+      const Status healthy = object->device->Healthy();
+      if (!healthy.ok()) json.Field("error", healthy.error().message);
+      json.Close('}');
+    }
+    json.Close('}');
     return PublishBlob(json.Take(), blob, blob_len);
   });
 }
@@ -200,9 +217,10 @@ int32_t kvp_dequantize(uint32_t payload, double begin, double end, const char* t
       return Decode(object->instance, source, first, last, reinterpret_cast<float*>(out), head_stride * rows.heads, head_stride,
                     rows.width);
     }
-    // A narrower type goes through f32 a few rows at a time: scratch stays within a cache.
-    const int64_t step = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, rows.heads * rows.batch * rows.width));
-    KVP_ASSIGN(Bytes scratch, Bytes::AllocateRaw(static_cast<uint64_t>(rows.batch * rows.heads * step * rows.width) * 4));
+    // A narrower type goes through f32 a few rows at a time: scratch stays within a cache. Each time a device is sent all codes.
+    const int64_t most = object->instance->device ? int64_t{1} << 26 : 16384;
+    const int64_t step = std::max<int64_t>(1, most / std::max<int64_t>(1, rows.heads * rows.batch * rows.width));
+    KVP_ASSIGN(Bytes scratch, Bytes::AllocateRaw(static_cast<uint64_t>(rows.batch * rows.heads * std::min(step, rows.tokens) * rows.width) * 4));
     const int64_t size = Info(to).bits / 8;
     for (int64_t t = first; t < last; t += step) {
       const int64_t count = std::min(step, last - t);

@@ -56,7 +56,12 @@ KVP_EXPORT int32_t kvp_release(uint32_t handle);
 KVP_EXPORT int32_t kvp_instance_create(const char* kernels, size_t kernels_len, double max_bytes, uint32_t* instance,
                                        size_t instance_len);
 
-/* Blob, JSON: kernels in use, usedBytes, maxBytes. */
+/* Gives an instance a device, "cuda": from then on it encodes and decodes there, and its new caches live there. ERR_BACKEND where
+ * there is none (then why), ERR_DEVICE, ERR_MEMORY. */
+KVP_EXPORT int32_t kvp_instance_device(uint32_t instance, const char* device, size_t device_len);
+
+/* Blob, JSON: kernels in use, usedBytes, maxBytes, and of its device, where it has one: name, description, heldBytes, and error, the
+ * failure after which it can do nothing any more. */
 KVP_EXPORT int32_t kvp_instance_info(uint32_t instance, uint32_t* blob, size_t blob_len);
 
 /* Blob, JSON, of the GPU of this machine: usable, reason (why, or why not), device (name, compute capability, driver; "" where
@@ -319,9 +324,10 @@ KVP_EXPORT int32_t kvp_config_create(double layers, const int64_t* heads, size_t
                                      double keep_first, double keep_recent, double residual, const char* hot,
                                      size_t hot_len, uint32_t* config, size_t config_len);
 
-/* An empty cache. max_bytes: limit on what it and its forks hold together, 0 for none. */
-KVP_EXPORT int32_t kvp_cache_create(uint32_t instance, uint32_t config, double max_bytes, uint32_t* cache,
-                                    size_t cache_len);
+/* An empty cache. max_bytes: limit on what it and its forks hold together, 0 for none. device: "cpu", "cuda", or "" for the
+ * instance's own (ERR_BACKEND when it has no such). */
+KVP_EXPORT int32_t kvp_cache_create(uint32_t instance, uint32_t config, double max_bytes, const char* device,
+                                    size_t device_len, uint32_t* cache, size_t cache_len);
 
 /* Blob, JSON as kvp_cache_stats: what a cache of `tokens` tokens takes after freeze. Nothing is allocated. */
 KVP_EXPORT int32_t kvp_cache_estimate(uint32_t config, double tokens, uint32_t* blob, size_t blob_len);
@@ -361,6 +367,10 @@ KVP_EXPORT int32_t kvp_cache_slice(uint32_t cache, double begin, double end, uin
 /* A cache of its own with the same pages: shared until one of the two writes. */
 KVP_EXPORT int32_t kvp_cache_fork(uint32_t cache, uint32_t* out, size_t out_len);
 
+/* The same cache on a device, "cpu" or "cuda", with the same codes and scales and a limit of its own as large; a fork where it is
+ * there already. ERR_BACKEND when its instance has no such device. */
+KVP_EXPORT int32_t kvp_cache_move(uint32_t cache, const char* device, size_t device_len, uint32_t* out, size_t out_len);
+
 /* Tokens appended to a layer; -1: the most of any layer. */
 KVP_EXPORT int32_t kvp_cache_tokens(uint32_t cache, double layer, double* tokens, size_t tokens_len);
 
@@ -389,7 +399,7 @@ KVP_EXPORT int32_t kvp_cache_attend_batch(const uint32_t* caches, size_t caches_
 /* Blob, JSON: bytes by kind, bits per element, pages, sharing, figures of encoded pages. */
 KVP_EXPORT int32_t kvp_cache_stats(uint32_t cache, uint32_t* blob, size_t blob_len);
 
-/* Blob, JSON: the configuration with specs spelt out, model tag and number of token ids of the file it was read from. */
+/* Blob, JSON: device, the configuration with specs spelt out, model tag and number of token ids of the file it was read from. */
 KVP_EXPORT int32_t kvp_cache_info(uint32_t cache, uint32_t* blob, size_t blob_len);
 
 /* Blob, JSON: a layer's tokens and its pages: start, length, capacity, kept, and of each side format, bytes, frozen, rmse,
@@ -399,9 +409,10 @@ KVP_EXPORT int32_t kvp_cache_layer(uint32_t cache, double layer, uint32_t* blob,
 /* A layer as onnx-light's pages (a handle as of kvp_paged_create), payloads shared; starts count from 0. */
 KVP_EXPORT int32_t kvp_cache_to_paged(uint32_t cache, double layer, uint32_t* paged, size_t paged_len);
 
-/* A cache of one paged cache per layer, payloads shared. ERR_MISMATCH, ERR_SHAPE, ERR_UNSUPPORTED with layer and page. */
-KVP_EXPORT int32_t kvp_cache_from_paged(uint32_t instance, uint32_t config, double max_bytes, const uint32_t* layers,
-                                        size_t layers_len, uint32_t* cache, size_t cache_len);
+/* A cache of one paged cache per layer, payloads shared where it is no device's. max_bytes, device: as kvp_cache_create. ERR_MISMATCH, ERR_SHAPE, ERR_UNSUPPORTED with layer and page. */
+KVP_EXPORT int32_t kvp_cache_from_paged(uint32_t instance, uint32_t config, double max_bytes, const char* device,
+                                        size_t device_len, const uint32_t* layers, size_t layers_len, uint32_t* cache,
+                                        size_t cache_len);
 
 /* Token ids of the file that the cache was read from; ERR_BUFFER unless out_len is their number (kvp_cache_info). */
 KVP_EXPORT int32_t kvp_cache_token_ids(uint32_t cache, uint32_t* out, size_t out_len);
@@ -421,9 +432,10 @@ KVP_EXPORT int32_t kvp_save_size(uint32_t writer, double* bytes, size_t bytes_le
 KVP_EXPORT int32_t kvp_save_next(uint32_t writer, double bytes, uint32_t* blob, size_t blob_len);
 
 /* Begins to read an envelope. config: layers, KV heads, head_dims and specs that the file must have, 0 for any; model: the
- * tag that it must have, where check_model is not 0. max_bytes: as kvp_cache_create. */
+ * tag that it must have, where check_model is not 0. max_bytes, device: as kvp_cache_create. */
 KVP_EXPORT int32_t kvp_restore_create(uint32_t instance, uint32_t config, int32_t check_model, const char* model,
-                                      size_t model_len, double max_bytes, uint32_t* reader, size_t reader_len);
+                                      size_t model_len, double max_bytes, const char* device, size_t device_len,
+                                      uint32_t* reader, size_t reader_len);
 
 /* Takes the file's next bytes, any number of them. Two figures: pages of the file (0 before the header is whole), and pages
  * read. ERR_CORRUPT, ERR_UNSUPPORTED, ERR_MISMATCH with byteOffset, layer and page; the reader is of no use then. */
@@ -446,6 +458,7 @@ KVP_EXPORT int32_t kvp_restore_finish(uint32_t reader, uint32_t* cache, size_t c
   F(kvp_blob_read)               \
   F(kvp_release)                 \
   F(kvp_instance_create)         \
+  F(kvp_instance_device)         \
   F(kvp_instance_info)           \
   F(kvp_device_probe)            \
   F(kvp_payload_dense)           \
@@ -503,6 +516,7 @@ KVP_EXPORT int32_t kvp_restore_finish(uint32_t reader, uint32_t* cache, size_t c
   F(kvp_cache_drop_before)       \
   F(kvp_cache_slice)             \
   F(kvp_cache_fork)              \
+  F(kvp_cache_move)              \
   F(kvp_cache_tokens)            \
   F(kvp_cache_read)              \
   F(kvp_cache_attend)            \

@@ -131,9 +131,12 @@ void Describe(const FreezeFigures& figures, Json& json) {
   json.Field("bytesBefore", figures.bytes_before).Field("bytesAfter", figures.bytes_after);
 }
 
-std::string StatsText(const CacheStats& stats) {
+// `device`: where the cache lives, null for one that there is not.
+std::string StatsText(const CacheStats& stats, const char* device) {
   Json json;
-  json.Open('{').Field("tokens", stats.tokens).Field("byteLength", stats.bytes());
+  json.Open('{');
+  if (device != nullptr) json.Field("device", device);
+  json.Field("tokens", stats.tokens).Field("byteLength", stats.bytes());
   json.Key("bytes").Open('{').Field("kept", stats.kept_bytes).Field("hot", stats.hot_bytes).Field("codes", stats.code_bytes);
   json.Field("scales", stats.scale_bytes).Field("zeros", stats.zero_bytes).Field("globals", stats.global_bytes);
   json.Field("centers", stats.center_bytes).Close('}');
@@ -173,6 +176,20 @@ Status CheckOutputs(const ModelCache& cache, int64_t layer, const Shape& queries
     return MakeError(Code::kBuffer, "lse", "must hold exactly " + Text(rows) + " floats", Text(static_cast<int64_t>(lse_len))).Expected(Text(rows));
   }
   return Ok();
+}
+
+// The instance itself, or one like it whose caches live in the host's memory.
+Result<InstanceRef> OnDevice(const InstanceRef& instance, std::string_view device) {
+  if (device.empty()) return instance;
+  const std::string_view own = StoreOf(*instance).name();
+  if (device == own) return instance;
+  if (device == HostStore().name()) {
+    auto host = std::make_shared<Instance>(*instance);
+    host->device = nullptr;
+    return host;
+  }
+  const std::string names = own == HostStore().name() ? std::string(own) : std::string(HostStore().name()) + " or " + std::string(own);
+  return MakeError(Code::kBackend, "device", "this instance has only " + names, std::string(device)).Expected(names);
 }
 
 Status PublishCache(const CacheObject& like, ModelCache cache, uint32_t* out, size_t out_len) {
@@ -231,12 +248,14 @@ int32_t kvp_config_create(double layers, const int64_t* heads, size_t heads_len,
   });
 }
 
-int32_t kvp_cache_create(uint32_t instance, uint32_t config, double max_bytes, uint32_t* cache, size_t cache_len) {
+int32_t kvp_cache_create(uint32_t instance, uint32_t config, double max_bytes, const char* device, size_t device_len, uint32_t* cache,
+                         size_t cache_len) {
   return Guard([&]() -> Status {
     KVP_ASSIGN(const auto owner, Get<Instance>(instance, "instance"));
     KVP_ASSIGN(const auto made_like, Get<ConfigObject>(config, "config"));
     KVP_ASSIGN(const double limit, MaxBytes(max_bytes));
-    KVP_ASSIGN(ModelCache made, ModelCache::Create(owner, made_like->config, static_cast<uint64_t>(limit)));
+    KVP_ASSIGN(const auto place, OnDevice(owner, View(device, device_len)));
+    KVP_ASSIGN(ModelCache made, ModelCache::Create(place, made_like->config, static_cast<uint64_t>(limit)));
     return Publish(std::make_shared<CacheObject>(CacheObject{owner, std::move(made), {}, {}}), cache, cache_len);
   });
 }
@@ -245,7 +264,7 @@ int32_t kvp_cache_estimate(uint32_t config, double tokens, uint32_t* blob, size_
   return Guard([&]() -> Status {
     KVP_ASSIGN(const auto made_like, Get<ConfigObject>(config, "config"));
     KVP_ASSIGN(const int64_t count, Integer(tokens, 0, int64_t{1} << 32, "tokens"));
-    return PublishBlob(StatsText(EstimateBytes(made_like->config, count)), blob, blob_len);
+    return PublishBlob(StatsText(EstimateBytes(made_like->config, count), nullptr), blob, blob_len);
   });
 }
 
@@ -335,6 +354,15 @@ int32_t kvp_cache_fork(uint32_t cache, uint32_t* out, size_t out_len) {
   });
 }
 
+int32_t kvp_cache_move(uint32_t cache, const char* device, size_t device_len, uint32_t* out, size_t out_len) {
+  return Guard([&]() -> Status {
+    KVP_ASSIGN(const auto object, Get<CacheObject>(cache, "cache"));
+    KVP_ASSIGN(const auto place, OnDevice(object->instance, View(device, device_len)));
+    KVP_ASSIGN(ModelCache made, object->cache.MoveTo(place));
+    return Publish(std::make_shared<CacheObject>(CacheObject{object->instance, std::move(made), object->model, object->token_ids}), out, out_len);
+  });
+}
+
 int32_t kvp_cache_tokens(uint32_t cache, double layer, double* tokens, size_t tokens_len) {
   return Guard([&]() -> Status {
     KVP_ASSIGN(const auto object, Get<CacheObject>(cache, "cache"));
@@ -365,16 +393,16 @@ int32_t kvp_cache_read(uint32_t cache, double layer, const char* side, size_t si
     if (to == Type::f32 && reinterpret_cast<uintptr_t>(out) % alignof(float) == 0) {
       return from.Read(index, value_side, first, last, reinterpret_cast<float*>(out), count * width, width);
     }
-    // A narrower type goes through f32, a few tokens at a time. Dropped tokens are found before anything is written.
-    const int64_t step = std::max<int64_t>(1, 16384 / (config.heads * width));
+    // A narrower type goes through f32, as many tokens at a time as stay within a cache, or are worth a transfer from a device.
+    KVP_TRY(from.CheckRead(index, first, last));
+    const int64_t most = from.instance()->device ? int64_t{1} << 22 : 16384;
+    const int64_t step = std::clamp<int64_t>(most / (config.heads * width), 1, std::max<int64_t>(count, 1));
     KVP_ASSIGN(Bytes scratch, Bytes::AllocateRaw(static_cast<uint64_t>(config.heads * step * width) * 4));
-    for (const bool check : {true, false}) {
-      for (int64_t t = first; t < last; t += step) {
-        const int64_t now = std::min(step, last - t);
-        KVP_TRY(from.Read(index, value_side, t, t + now, scratch.as<float>(), now * width, width));
-        for (int64_t h = 0; h < config.heads && !check; ++h) {
-          object->instance->backend->narrow(to, scratch.as<float>() + h * now * width, out + (h * count + t - first) * width * size, now * width);
-        }
+    for (int64_t t = first; t < last; t += step) {
+      const int64_t now = std::min(step, last - t);
+      KVP_TRY(from.Read(index, value_side, t, t + now, scratch.as<float>(), now * width, width));
+      for (int64_t h = 0; h < config.heads; ++h) {
+        object->instance->backend->narrow(to, scratch.as<float>() + h * now * width, out + (h * count + t - first) * width * size, now * width);
       }
     }
     return Ok();
@@ -428,16 +456,14 @@ int32_t kvp_cache_attend_batch(const uint32_t* caches, size_t caches_len, double
     float* sums = results.as<float>();
     float* logs = sums + out_len;
     const int64_t rows = view.shape.heads * view.shape.tokens;
+    std::vector<AttendTask> tasks;
     for (int64_t i = 0; i < count; ++i) {
       TensorView one = view;
       one.shape.batch = 1;
       one.data = static_cast<const uint8_t*>(view.data) + i * view.batch_stride * (Info(view.type).bits / 8);
-      Status status = Attend(objects[static_cast<size_t>(i)]->cache, index, one, chosen, sums + i * rows * width, logs + i * rows);
-      if (!status.ok()) {
-        status.error().message = "cache " + Text(i) + ": " + status.error().message;
-        return status;
-      }
+      tasks.push_back({&objects[static_cast<size_t>(i)]->cache, one, sums + i * rows * width, logs + i * rows});
     }
+    KVP_TRY(AttendAll(tasks, index, chosen));
     std::memcpy(out, sums, out_len * 4);
     if (lse_len != 0) std::memcpy(lse, logs, lse_len * 4);
     return Ok();
@@ -447,7 +473,7 @@ int32_t kvp_cache_attend_batch(const uint32_t* caches, size_t caches_len, double
 int32_t kvp_cache_stats(uint32_t cache, uint32_t* blob, size_t blob_len) {
   return Guard([&]() -> Status {
     KVP_ASSIGN(const auto object, Get<CacheObject>(cache, "cache"));
-    return PublishBlob(StatsText(object->cache.Stats()), blob, blob_len);
+    return PublishBlob(StatsText(object->cache.Stats(), object->cache.store().name()), blob, blob_len);
   });
 }
 
@@ -456,7 +482,7 @@ int32_t kvp_cache_info(uint32_t cache, uint32_t* blob, size_t blob_len) {
     KVP_ASSIGN(const auto object, Get<CacheObject>(cache, "cache"));
     const ModelConfig& config = object->cache.config();
     Json json;
-    json.Open('{').Field("model", object->model).Field("tokenIds", object->token_ids.size());
+    json.Open('{').Field("device", object->cache.store().name()).Field("model", object->model).Field("tokenIds", object->token_ids.size());
     json.Field("pageTokens", config.page_tokens).Field("keepFirst", config.keep_first).Field("keepRecent", config.keep_recent);
     json.Field("residual", config.residual).Field("hot", Info(config.hot).name).Key("layers").Open('[');
     for (const LayerConfig& layer : config.layers) {
@@ -505,8 +531,8 @@ int32_t kvp_cache_to_paged(uint32_t cache, double layer, uint32_t* paged, size_t
   });
 }
 
-int32_t kvp_cache_from_paged(uint32_t instance, uint32_t config, double max_bytes, const uint32_t* layers, size_t layers_len,
-                             uint32_t* cache, size_t cache_len) {
+int32_t kvp_cache_from_paged(uint32_t instance, uint32_t config, double max_bytes, const char* device, size_t device_len,
+                             const uint32_t* layers, size_t layers_len, uint32_t* cache, size_t cache_len) {
   return Guard([&]() -> Status {
     KVP_ASSIGN(const auto owner, Get<Instance>(instance, "instance"));
     KVP_ASSIGN(const auto made_like, Get<ConfigObject>(config, "config"));
@@ -518,8 +544,9 @@ int32_t kvp_cache_from_paged(uint32_t instance, uint32_t config, double max_byte
       sources.push_back(&object->cache);
       objects.push_back(std::move(object));
     }
+    KVP_ASSIGN(const auto place, OnDevice(owner, View(device, device_len)));
     KVP_ASSIGN(auto taken, LayersFromPaged(made_like->config, sources));
-    KVP_ASSIGN(ModelCache made, ModelCache::Assemble(ModelCache::OwnInstance(owner, static_cast<uint64_t>(limit)), made_like->config,
+    KVP_ASSIGN(ModelCache made, ModelCache::Assemble(ModelCache::OwnInstance(place, static_cast<uint64_t>(limit)), made_like->config,
                                                      std::move(taken)));
     return Publish(std::make_shared<CacheObject>(CacheObject{owner, std::move(made), {}, {}}), cache, cache_len);
   });
@@ -576,17 +603,18 @@ int32_t kvp_save_next(uint32_t writer, double bytes, uint32_t* blob, size_t blob
 }
 
 int32_t kvp_restore_create(uint32_t instance, uint32_t config, int32_t check_model, const char* model, size_t model_len,
-                           double max_bytes, uint32_t* reader, size_t reader_len) {
+                           double max_bytes, const char* device, size_t device_len, uint32_t* reader, size_t reader_len) {
   return Guard([&]() -> Status {
     KVP_ASSIGN(const auto owner, Get<Instance>(instance, "instance"));
     KVP_ASSIGN(const double limit, MaxBytes(max_bytes));
+    KVP_ASSIGN(const auto place, OnDevice(owner, View(device, device_len)));
     EnvelopeExpectation expectation;
     if (config != 0) {
       KVP_ASSIGN(const auto made_like, Get<ConfigObject>(config, "config"));
       expectation.config = made_like->config;
     }
     if (check_model != 0) expectation.model = std::string(View(model, model_len));
-    return Publish(std::make_shared<ReaderObject>(ReaderObject{owner, EnvelopeReader(owner, static_cast<uint64_t>(limit), std::move(expectation))}),
+    return Publish(std::make_shared<ReaderObject>(ReaderObject{owner, EnvelopeReader(place, static_cast<uint64_t>(limit), std::move(expectation))}),
                    reader, reader_len);
   });
 }

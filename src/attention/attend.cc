@@ -26,6 +26,8 @@ struct Span {
   int64_t position() const { return page->start + begin; }
 };
 
+int64_t RunOf(const SideConfig& side) { return side.spec.hadamard ? HadamardLength(side.width, side.options.hadamard_run) : 0; }
+
 class Attention {
  public:
   Attention(const ModelCache& cache, int64_t layer, const AttendOptions& options)
@@ -56,10 +58,6 @@ class Attention {
   }
 
  private:
-  static int64_t RunOf(const SideConfig& side) {
-    return side.spec.hadamard ? HadamardLength(side.width, side.options.hadamard_run) : 0;
-  }
-
   Status Allocate() {
     const int64_t rows = heads_ * block_, widest = std::max(config_.key.width, config_.value.width);
     const int64_t sizes[] = {rows * config_.key.width,   rows * config_.key.width,   rows,
@@ -304,10 +302,7 @@ class Attention {
   float* tile_ = nullptr;
 };
 
-}  // namespace
-
-Status Attend(const ModelCache& cache, int64_t layer, const TensorView& queries, const AttendOptions& options, float* out,
-              float* lse) {
+Status Check(const ModelCache& cache, int64_t layer, const TensorView& queries, const AttendOptions& options) {
   if (layer < 0 || layer >= cache.layer_count()) {
     return MakeError(Code::kArgument, "layer", "must be 0 to " + Text(cache.layer_count() - 1), Text(layer));
   }
@@ -347,8 +342,90 @@ Status Attend(const ModelCache& cache, int64_t layer, const TensorView& queries,
   if (start < 0 || start > (int64_t{1} << 53)) {
     return refuse(Code::kArgument, "queryStart", options.query_start ? "must not be negative" : "there are fewer tokens than queries", Text(start));
   }
-  KVP_TRY(CheckFinite(*cache.instance()->backend, queries, shape.tokens, "queries"));
-  return Attention(cache, layer, options).Run(queries, out, lse);
+  return CheckFinite(*cache.instance()->backend, queries, shape.tokens, "queries");
+}
+
+// Whether a layer of two caches can go in one call of a device.
+bool Alike(const AttendTask& a, const AttendTask& b, int64_t layer) {
+  const LayerConfig& x = a.cache->config().layers[static_cast<size_t>(layer)];
+  const LayerConfig& y = b.cache->config().layers[static_cast<size_t>(layer)];
+  return a.cache->instance()->device == b.cache->instance()->device && a.queries.shape == b.queries.shape &&
+         a.queries.type == b.queries.type && x.heads == y.heads && x.window == y.window && x.key.width == y.key.width &&
+         x.value.width == y.value.width && RunOf(x.key) == RunOf(y.key) && RunOf(x.value) == RunOf(y.value);
+}
+
+Status AttendOnDevice(std::span<const AttendTask* const> tasks, int64_t layer, const AttendOptions& options) {
+  const AttendTask& first = *tasks[0];
+  const LayerConfig& config = first.cache->config().layers[static_cast<size_t>(layer)];
+  DeviceAttend call;
+  call.config = &config;
+  call.heads = first.queries.shape.heads;
+  call.tokens = first.queries.shape.tokens;
+  call.query_type = first.queries.type;
+  call.scale = static_cast<float>(options.scale.value_or(1.0 / std::sqrt(static_cast<double>(config.key.width))));
+  call.softcap = static_cast<float>(options.softcap);
+  call.window = options.window.value_or(config.window);
+  call.sinks = options.sinks;
+  call.key_run = RunOf(config.key);
+  call.value_run = RunOf(config.value);
+  call.sink_logits = options.sink_logits;
+  std::vector<DeviceSequence> sequences;
+  for (const AttendTask* task : tasks) {
+    const CacheLayer& held = task->cache->layer(layer);
+    DeviceSequence sequence;
+    sequence.layer = &held;
+    sequence.table = &task->cache->table(layer);
+    sequence.budget = &task->cache->instance()->budget;
+    sequence.queries = task->queries.data;
+    sequence.head_stride = task->queries.head_stride;
+    sequence.token_stride = task->queries.token_stride;
+    sequence.start = options.query_start.value_or(held.end - call.tokens);
+    sequence.out = task->out;
+    sequence.lse = task->lse;
+    sequences.push_back(sequence);
+  }
+  return first.cache->instance()->device->Attend(call, sequences);
+}
+
+}  // namespace
+
+Status Attend(const ModelCache& cache, int64_t layer, const TensorView& queries, const AttendOptions& options, float* out,
+              float* lse) {
+  KVP_TRY(Check(cache, layer, queries, options));
+  if (!cache.instance()->device) return Attention(cache, layer, options).Run(queries, out, lse);
+  const AttendTask task{&cache, queries, out, lse};
+  const AttendTask* tasks[] = {&task};
+  return AttendOnDevice(tasks, layer, options);
+}
+
+Status AttendAll(std::span<const AttendTask> tasks, int64_t layer, const AttendOptions& options) {
+  const auto of = [](size_t index, Error error) {
+    error.message = "cache " + Text(static_cast<int64_t>(index)) + ": " + error.message;
+    return error;
+  };
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    Status status = Check(*tasks[i].cache, layer, tasks[i].queries, options);
+    if (!status.ok()) return of(i, std::move(status.error()));
+  }
+  std::vector<bool> done(tasks.size());
+  std::vector<const AttendTask*> together;
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    if (done[i]) continue;
+    Status status;
+    if (!tasks[i].cache->instance()->device) {
+      status = Attention(*tasks[i].cache, layer, options).Run(tasks[i].queries, tasks[i].out, tasks[i].lse);
+    } else {
+      together.clear();
+      for (size_t j = i; j < tasks.size(); ++j) {
+        if (done[j] || !Alike(tasks[i], tasks[j], layer)) continue;
+        together.push_back(&tasks[j]);
+        done[j] = true;
+      }
+      status = AttendOnDevice(together, layer, options);
+    }
+    if (!status.ok()) return of(i, std::move(status.error()));
+  }
+  return Ok();
 }
 
 }  // namespace kvpages

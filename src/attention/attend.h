@@ -28,4 +28,14 @@ struct AttendOptions {
 Status Attend(const ModelCache& cache, int64_t layer, const TensorView& queries, const AttendOptions& options, float* out,
               float* lse);
 
+// The same of several caches. Those that lie on a device and are made alike go there together. An error names the cache, "cache 2: "
+// in front; outputs hold anything then.
+struct AttendTask {
+  const ModelCache* cache = nullptr;
+  TensorView queries;
+  float* out = nullptr;
+  float* lse = nullptr;
+};
+Status AttendAll(std::span<const AttendTask> tasks, int64_t layer, const AttendOptions& options);
+
 }  // namespace kvpages

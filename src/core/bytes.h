@@ -12,6 +12,8 @@
 
 namespace kvpages {
 
+class DeviceBytes;
+
 // Counts bytes held by blocks; `limit` 0 means none. A budget may have a parent (cache inside an
 // instance): both must have room. Not thread-safe: a budget belongs to one instance on one thread.
 class Budget {
@@ -62,26 +64,33 @@ class Bytes {
   std::shared_ptr<Budget> budget_;
 };
 
-// A block that several payloads may hold: never written again.
+// A block that several payloads may hold: never written again. A device's copy of it is made once and goes with it.
 class SharedBytes {
  public:
   SharedBytes() = default;
   SharedBytes(Bytes bytes)  // NOLINT(google-explicit-constructor): a block becomes shared where it is stored
-      : block_(bytes.empty() ? nullptr : std::make_shared<const Bytes>(std::move(bytes))) {}
-  operator const Bytes&() const { return block_ ? *block_ : Nothing(); }  // NOLINT(google-explicit-constructor)
-  const uint8_t* data() const { return block_ ? block_->data() : nullptr; }
-  uint64_t size() const { return block_ ? block_->size() : 0; }
+      : block_(bytes.empty() ? nullptr : std::make_shared<const Block>(std::move(bytes))) {}
+  operator const Bytes&() const { return block_ ? block_->bytes : Nothing(); }  // NOLINT(google-explicit-constructor)
+  const uint8_t* data() const { return block_ ? block_->bytes.data() : nullptr; }
+  uint64_t size() const { return block_ ? block_->bytes.size() : 0; }
   bool empty() const { return block_ == nullptr; }
   template <typename T>
   const T* as() const { return reinterpret_cast<const T*>(data()); }
   bool Same(const SharedBytes& other) const { return block_ == other.block_; }
+  // Where a device keeps its copy; only of a block that is not empty.
+  std::shared_ptr<const DeviceBytes>& copy() const { return block_->copy; }
 
  private:
+  struct Block {
+    explicit Block(Bytes b) : bytes(std::move(b)) {}
+    Bytes bytes;
+    mutable std::shared_ptr<const DeviceBytes> copy;
+  };
   static const Bytes& Nothing() {
     static const Bytes nothing;
     return nothing;
   }
-  std::shared_ptr<const Bytes> block_;
+  std::shared_ptr<const Block> block_;
 };
 
 }  // namespace kvpages

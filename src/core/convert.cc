@@ -5,6 +5,7 @@
 #include <cstring>
 #include <unordered_set>
 
+#include "core/page_store.h"
 #include "formats/row.h"
 
 namespace kvpages {
@@ -104,19 +105,11 @@ Result<Bytes> CenterOf(const InstanceRef& instance, const TensorView& view, int6
 }
 
 Result<std::shared_ptr<Payload>> AllocateEncoded(const InstanceRef& instance, const Spec& spec, const Shape& shape) {
-  auto payload = std::make_shared<Payload>();
-  payload->kind = PayloadKind::kEncoded;
-  payload->shape = shape;
-  payload->spec = spec;
-  payload->grid = ScaleGrid(spec, shape);
-  payload->affine = IsAffine(spec);
-  payload->axis = payload->affine ? AffineAxis(spec) : -1;
-  payload->block = payload->affine ? spec.block : 0;
+  auto payload = EncodedWithoutArrays(spec, shape);
   const ArraySizes sizes = SizesOf(spec, shape);
   KVP_ASSIGN(payload->codes, Bytes::Allocate(static_cast<uint64_t>(sizes.codes), instance->budget));
   KVP_ASSIGN(payload->scales, Bytes::Allocate(static_cast<uint64_t>(sizes.scales), instance->budget));
   KVP_ASSIGN(payload->zeros, Bytes::Allocate(static_cast<uint64_t>(sizes.zeros), instance->budget));
-  payload->has_zeros = sizes.zeros > 0;
   return payload;
 }
 
@@ -257,8 +250,67 @@ Status Decode(const InstanceRef& instance, const Payload& payload, int64_t begin
   job.batch_stride = batch_stride;
   job.head_stride = head_stride;
   job.token_stride = token_stride;
-  if (end > begin) instance->backend->dequantize(job);
+  if (end <= begin) return Ok();
+  if (instance->device) return instance->device->Dequantize(job);
+  instance->backend->dequantize(job);
   return Ok();
+}
+
+Status RoundRows(const Backend& backend, const TensorView& view, int64_t begin, int64_t count, Type type, NonFinite non_finite,
+                 const char* argument, uint8_t* rows, int64_t to_stride) {
+  const int64_t width = view.shape.width, to_size = ElementBytes(type);
+  const bool contiguous = view.token_stride == width || count == 1;
+  const int64_t run = contiguous ? count : 1;  // tokens at once
+  Bytes wide;
+  if (view.type != type && view.type != Type::f32) {
+    KVP_ASSIGN(wide, Bytes::AllocateRaw(static_cast<uint64_t>(run * width) * 4));
+  }
+  for (int64_t h = 0; h < view.shape.heads; ++h) {
+    for (int64_t t = 0; t < count; t += run) {
+      const uint8_t* from = RowAt(view, 0, h, begin + t);
+      uint8_t* to = rows + h * to_stride + t * width * to_size;
+      if (view.type == type) {
+        std::memcpy(to, from, static_cast<size_t>(run * width * to_size));
+        continue;
+      }
+      const float* values = reinterpret_cast<const float*>(from);
+      if (view.type != Type::f32) {
+        backend.widen(view.type, from, wide.as<float>(), run * width);
+        values = wide.as<float>();
+      }
+      backend.narrow(type, values, to, run * width);
+      // What is finite may be infinity in fewer bits, and could never be encoded.
+      const int64_t at = non_finite == NonFinite::kError ? backend.first_non_finite(type, to, run * width) : -1;
+      if (at >= 0) {
+        return MakeError(Code::kNonFinite, argument, "must fit " + std::string(Info(type).name) + ", the type of dense pages",
+                         Text(static_cast<double>(values[at])));
+      }
+    }
+  }
+  return Ok();
+}
+
+std::shared_ptr<Payload> EncodedWithoutArrays(const Spec& spec, const Shape& shape) {
+  auto payload = std::make_shared<Payload>();
+  payload->kind = PayloadKind::kEncoded;
+  payload->shape = shape;
+  payload->spec = spec;
+  payload->grid = ScaleGrid(spec, shape);
+  payload->affine = IsAffine(spec);
+  payload->axis = payload->affine ? AffineAxis(spec) : -1;
+  payload->block = payload->affine ? spec.block : 0;
+  payload->has_zeros = SizesOf(spec, shape).zeros > 0;
+  return payload;
+}
+
+void FinishEncoded(Payload& payload, bool has_scales, uint8_t first_zero) {
+  // An affine layout's scales are > 0; a block of zeros has none, so such a payload is written as the library's own.
+  if (payload.affine && !has_scales) {
+    payload.affine = false;
+    payload.axis = -1;
+    payload.block = 0;
+  }
+  if (payload.affine && payload.grid.count == 1 && payload.has_zeros) payload.zero_byte = ZeroByte(Info(payload.spec.type), first_zero);
 }
 
 Result<PayloadRef> Encode(const InstanceRef& instance, const TensorView& view, int64_t valid, const Spec& unresolved,
@@ -334,21 +386,16 @@ Result<PayloadRef> Encode(const InstanceRef& instance, const TensorView& view, i
   if (spec.hadamard) payload->hadamard = HadamardLength(view.shape.width, options.spec.hadamard_run);
   QuantizeJob job = JobFor(view, valid, *payload);
   job.options = options.spec;
-  KVP_ASSIGN(Bytes scratch, Bytes::AllocateRaw(static_cast<uint64_t>(ScratchFloats(spec, view.shape)) * 4));
-  job.scratch = scratch.as<float>();
-  backend.quantize(job);
-  if (payload->affine) {
-    // An affine layout's scales are > 0; a block of zeros has none, so such a payload is written as the library's own.
-    const float* stored = payload->scales.as<float>();
-    for (int64_t i = 0; i < payload->grid.count; ++i) payload->affine = payload->affine && stored[i] > 0;
-    if (!payload->affine) {
-      payload->axis = -1;
-      payload->block = 0;
-    }
+  if (instance->device) {
+    KVP_TRY(instance->device->Quantize(job));
+  } else {
+    KVP_ASSIGN(Bytes scratch, Bytes::AllocateRaw(static_cast<uint64_t>(ScratchFloats(spec, view.shape)) * 4));
+    job.scratch = scratch.as<float>();
+    backend.quantize(job);
   }
-  if (payload->affine && payload->grid.count == 1 && payload->has_zeros && options.zero_count == 0) {
-    payload->zero_byte = ZeroByte(Info(spec.type), payload->zeros.data()[0]);
-  }
+  bool has_scales = true;
+  for (int64_t i = 0; payload->affine && has_scales && i < payload->grid.count; ++i) has_scales = payload->scales.as<float>()[i] > 0;
+  FinishEncoded(*payload, has_scales, payload->has_zeros ? payload->zeros.data()[0] : uint8_t{0});
   return PayloadRef(std::move(payload));
 }
 

@@ -40,6 +40,11 @@ Spec AffineSpec(Type type, int axis, int64_t block);
 Status Decode(const InstanceRef& instance, const Payload& payload, int64_t begin, int64_t end, float* out,
               int64_t batch_stride, int64_t head_stride, int64_t token_stride);
 
+// Rounds tokens [begin, begin + count) of every head of a view of batch 1 to a dense type: rows of a head side by side from
+// `to` on, heads `to_stride` bytes apart. ERR_NON_FINITE, where non_finite refuses it, for what is finite but does not fit the type.
+Status RoundRows(const Backend& backend, const TensorView& view, int64_t begin, int64_t count, Type type, NonFinite non_finite,
+                 const char* argument, uint8_t* to, int64_t to_stride);
+
 struct EncodeOptions {
   SpecOptions spec;
   const float* scales = nullptr;  // calibration given: Grid::count values
@@ -54,6 +59,11 @@ Status CheckFinite(const Backend& backend, const TensorView& view, int64_t valid
 // options.spec.non_finite; errors name the first index. Rows past `valid` decode to 0.
 Result<PayloadRef> Encode(const InstanceRef& instance, const TensorView& view, int64_t valid, const Spec& spec,
                           const EncodeOptions& options, const char* argument);
+
+// For who encodes elsewhere: a payload of a resolved spec that lacks its arrays, and what is said of it once they are known: whether
+// all of an affine layout's scales are > 0, and the byte of its first zero point.
+std::shared_ptr<Payload> EncodedWithoutArrays(const Spec& spec, const Shape& shape);
+void FinishEncoded(Payload& payload, bool has_scales, uint8_t first_zero);
 
 // What a payload lost, against the dense source. All in float64 over valid elements.
 struct Fidelity {

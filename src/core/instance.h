@@ -9,9 +9,12 @@
 
 namespace kvpages {
 
+class DeviceStore;
+
 struct Instance {
   const Backend* backend = nullptr;
   std::shared_ptr<Budget> budget = std::make_shared<Budget>();
+  std::shared_ptr<DeviceStore> device;  // encodes, decodes and holds caches (core/page_store.h); null: all is done here
 };
 using InstanceRef = std::shared_ptr<Instance>;
 

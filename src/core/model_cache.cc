@@ -38,23 +38,6 @@ int64_t DueCount(const ModelConfig& config, bool value_side, int64_t end, std::s
   return WholeGroups(config, value_side, due);
 }
 
-Result<std::shared_ptr<Payload>> NewDense(const InstanceRef& instance, Type type, int64_t heads, int64_t tokens, int64_t width) {
-  auto payload = std::make_shared<Payload>();
-  payload->shape = {1, heads, tokens, width};
-  payload->dense_type = type;
-  KVP_ASSIGN(payload->data, Bytes::Allocate(static_cast<uint64_t>(payload->shape.elements() * ElementBytes(type)), instance->budget));
-  return payload;
-}
-
-// Copies rows [0, tokens) of every head from one dense payload to another.
-void CopyRows(const Payload& from, int64_t tokens, Payload& to) {
-  const int64_t row = from.shape.width * ElementBytes(from.dense_type);
-  for (int64_t h = 0; h < from.shape.heads; ++h) {
-    std::memcpy(to.data.data() + h * to.shape.tokens * row, from.data.data() + h * from.shape.tokens * row,
-                static_cast<size_t>(tokens * row));
-  }
-}
-
 Error LayerError(Error error, int64_t layer, const char* side) {
   error.message = "layer " + Text(layer) + (*side ? std::string(" ") + side : "") + ": " + error.message;
   error.layer = layer;
@@ -218,8 +201,8 @@ Result<CachePage> ModelCache::NewPage(int64_t layer, int64_t start, bool kept) c
   page.kept = kept;
   for (const bool value_side : {false, true}) {
     CacheSide& side = SideOf(page, value_side);
-    KVP_ASSIGN(auto payload, NewDense(instance_, config_->hot, config.heads, kept ? config_->keep_first : config_->page_tokens,
-                                      SideOf(config, value_side).width));
+    const Shape shape{1, config.heads, kept ? config_->keep_first : config_->page_tokens, SideOf(config, value_side).width};
+    KVP_ASSIGN(auto payload, store().NewDense(*instance_, config_->hot, shape));
     side.writable = payload.get();
     side.payload = std::move(payload);
   }
@@ -231,86 +214,74 @@ Status ModelCache::MakeWritable(CachePage& page) const {
     CacheSide& side = SideOf(page, value_side);
     if (side.payload.use_count() == 1) continue;
     const Payload& old = *side.payload;
-    KVP_ASSIGN(auto copy, NewDense(instance_, old.dense_type, old.shape.heads, old.shape.tokens, old.shape.width));
-    CopyRows(old, page.length, *copy);
+    KVP_ASSIGN(auto copy, store().NewDense(*instance_, old.dense_type, old.shape));
+    KVP_TRY(store().CopyRows(old, page.length, *copy));
     side.writable = copy.get();
     side.payload = std::move(copy);
   }
   return Ok();
 }
 
-// Rounds tokens [begin, begin + count) of the view into rows from `row` on.
-Status ModelCache::Write(CacheSide& side, int64_t row, const TensorView& view, int64_t begin, int64_t count,
-                         NonFinite non_finite, const char* argument) const {
-  const Backend& backend = *instance_->backend;
-  Payload& page = *side.writable;
-  const int64_t width = page.shape.width, to_size = ElementBytes(page.dense_type), from_size = ElementBytes(view.type);
-  const bool contiguous = view.token_stride == width || count == 1;
-  const int64_t run = contiguous ? count : 1;  // tokens at once
-  Bytes wide;
-  if (view.type != page.dense_type && view.type != Type::f32) {
-    KVP_ASSIGN(wide, Bytes::AllocateRaw(static_cast<uint64_t>(run * width) * 4));
-  }
-  for (int64_t h = 0; h < page.shape.heads; ++h) {
-    for (int64_t t = 0; t < count; t += run) {
-      const uint8_t* from = static_cast<const uint8_t*>(view.data) + (h * view.head_stride + (begin + t) * view.token_stride) * from_size;
-      uint8_t* to = page.data.data() + (h * page.shape.tokens + row + t) * width * to_size;
-      if (view.type == page.dense_type) {
-        std::memcpy(to, from, static_cast<size_t>(run * width * to_size));
-        continue;
-      }
-      const float* values = reinterpret_cast<const float*>(from);
-      if (view.type != Type::f32) {
-        backend.widen(view.type, from, wide.as<float>(), run * width);
-        values = wide.as<float>();
-      }
-      backend.narrow(page.dense_type, values, to, run * width);
-      // What is finite may be infinity in fewer bits, and could never be encoded.
-      const int64_t at = non_finite == NonFinite::kError ? backend.first_non_finite(page.dense_type, to, run * width) : -1;
-      if (at >= 0) {
-        return MakeError(Code::kNonFinite, argument, "must fit " + std::string(Info(page.dense_type).name) + ", the type of dense pages",
-                         Text(static_cast<double>(values[at])));
-      }
+// Writes what Finish publishes; on failure the layer may have new pages, lengths and an end, which StoreAll takes back.
+Status ModelCache::Store(int64_t index, const TensorView& keys, const TensorView& values) {
+  CacheLayer& layer = layers_[static_cast<size_t>(index)];
+  const LayerConfig& config = config_->layers[static_cast<size_t>(index)];
+  PageStore& pages = store();
+  for (int64_t done = 0; done < keys.shape.tokens;) {
+    if (layer.pages.empty() || IsClosed(layer, layer.pages.size() - 1)) {
+      KVP_ASSIGN(CachePage page, NewPage(index, layer.end, layer.end == 0 && config_->keep_first > 0));
+      layer.pages.push_back(std::move(page));
     }
+    CachePage& page = layer.pages.back();
+    KVP_TRY(MakeWritable(page));
+    const int64_t count = std::min(page.capacity() - page.length, keys.shape.tokens - done);
+    KVP_TRY(pages.Write(*instance_, *page.key.writable, page.length, keys, done, count, config.key.options.non_finite, "keys"));
+    KVP_TRY(pages.Write(*instance_, *page.value.writable, page.length, values, done, count, config.value.options.non_finite, "values"));
+    page.length += count;
+    layer.end += count;
+    done += count;
   }
   return Ok();
 }
 
-Status ModelCache::Store(int64_t index, const TensorView& keys, const TensorView& values) {
-  CacheLayer& layer = layers_[static_cast<size_t>(index)];
-  const size_t old_pages = layer.pages.size();
-  const int64_t old_length = old_pages > 0 ? layer.pages.back().length : 0, old_end = layer.end;
-  const auto body = [&]() -> Status {
-    for (int64_t done = 0; done < keys.shape.tokens;) {
-      if (layer.pages.empty() || IsClosed(layer, layer.pages.size() - 1)) {
-        KVP_ASSIGN(CachePage page, NewPage(index, layer.end, layer.end == 0 && config_->keep_first > 0));
-        layer.pages.push_back(std::move(page));
-      }
-      CachePage& page = layer.pages.back();
-      KVP_TRY(MakeWritable(page));
-      const int64_t count = std::min(page.capacity() - page.length, keys.shape.tokens - done);
-      const LayerConfig& config = config_->layers[static_cast<size_t>(index)];
-      KVP_TRY(Write(page.key, page.length, keys, done, count, config.key.options.non_finite, "keys"));
-      KVP_TRY(Write(page.value, page.length, values, done, count, config.value.options.non_finite, "values"));
-      page.length += count;
-      layer.end += count;
-      done += count;
-    }
-    return Ok();
+// Tokens of layers from `first` on; all or nothing.
+Status ModelCache::StoreAll(int64_t first, std::span<const TensorView> keys, std::span<const TensorView> values) {
+  struct Before {
+    size_t pages;
+    int64_t length, end;
   };
-  Status status = body();
+  const auto layer_at = [&](size_t i) -> CacheLayer& { return layers_[static_cast<size_t>(first) + i]; };
+  Before one;
+  std::vector<Before> several;
+  if (keys.size() > 1) several.resize(keys.size());
+  Before* before = keys.size() > 1 ? several.data() : &one;
+  Status status;
+  size_t tried = 0;
+  while (status.ok() && tried < keys.size()) {
+    const CacheLayer& layer = layer_at(tried);
+    before[tried] = {layer.pages.size(), layer.pages.empty() ? 0 : layer.pages.back().length, layer.end};
+    const int64_t index = first + static_cast<int64_t>(tried);
+    status = Store(index, keys[tried], values[tried]);
+    if (!status.ok()) status.error() = LayerError(std::move(status.error()), index, "");
+    ++tried;
+  }
+  if (status.ok()) status = store().Finish();
   if (status.ok()) return status;
-  layer.pages.resize(old_pages);
-  if (old_pages > 0) layer.pages.back().length = old_length;
-  layer.end = old_end;
-  return LayerError(std::move(status.error()), index, "");
+  store().Forget();
+  for (size_t i = 0; i < tried; ++i) {
+    CacheLayer& layer = layer_at(i);
+    layer.pages.resize(before[i].pages);
+    if (!layer.pages.empty()) layer.pages.back().length = before[i].length;
+    layer.end = before[i].end;
+  }
+  return status;
 }
 
 Status ModelCache::Append(int64_t layer, const TensorView& keys, const TensorView& values) {
   KVP_TRY(CheckLayer(layer));
   KVP_TRY(CheckInput(layer, keys, values));
-  KVP_TRY(FreezeLayer(layer, nullptr));
-  return Store(layer, keys, values);
+  KVP_TRY(FreezeLayers(layer, layer + 1, nullptr));
+  return StoreAll(layer, {&keys, 1}, {&values, 1});
 }
 
 Status ModelCache::AppendAll(std::span<const TensorView> keys, std::span<const TensorView> values) {
@@ -328,26 +299,8 @@ Status ModelCache::AppendAll(std::span<const TensorView> keys, std::span<const T
                         i, "key");
     }
   }
-  for (int64_t i = 0; i < layer_count(); ++i) KVP_TRY(FreezeLayer(i, nullptr));
-  struct Before {
-    size_t pages;
-    int64_t length;
-  };
-  std::vector<Before> before(layers_.size());
-  for (int64_t i = 0; i < layer_count(); ++i) {
-    CacheLayer& layer = layers_[static_cast<size_t>(i)];
-    before[static_cast<size_t>(i)] = {layer.pages.size(), layer.pages.empty() ? 0 : layer.pages.back().length};
-    Status status = Store(i, keys[static_cast<size_t>(i)], values[static_cast<size_t>(i)]);
-    if (status.ok()) continue;
-    for (int64_t j = 0; j < i; ++j) {
-      CacheLayer& stored = layers_[static_cast<size_t>(j)];
-      stored.pages.resize(before[static_cast<size_t>(j)].pages);
-      if (!stored.pages.empty()) stored.pages.back().length = before[static_cast<size_t>(j)].length;
-      stored.end -= keys[0].shape.tokens;
-    }
-    return status;
-  }
-  return Ok();
+  KVP_TRY(FreezeLayers(0, layer_count(), nullptr));
+  return StoreAll(0, keys, values);
 }
 
 // ---- Freezing ----
@@ -356,30 +309,33 @@ Result<FreezeReport> ModelCache::Freeze(int64_t layer) {
   FreezeReport report;
   if (layer != -1) {
     KVP_TRY(CheckLayer(layer));
-    KVP_TRY(FreezeLayer(layer, &report));
+    KVP_TRY(FreezeLayers(layer, layer + 1, &report));
     return report;
   }
-  for (int64_t i = 0; i < layer_count(); ++i) KVP_TRY(FreezeLayer(i, &report));
+  KVP_TRY(FreezeLayers(0, layer_count(), &report));
   return report;
 }
 
 // f32 sum in token order of the first 64 tokens behind the kept ones, times 1/64, rounded to bf16. What is not finite
 // counts as 0: a centre must be finite.
 Status ModelCache::FindCenter(CacheLayer& layer, const LayerConfig& config) const {
-  const int64_t width = config.key.width;
-  KVP_ASSIGN(Bytes center, Bytes::AllocateRaw(static_cast<uint64_t>(config.heads * width) * 2, instance_->budget));
-  KVP_ASSIGN(Bytes scratch, Bytes::Allocate(static_cast<uint64_t>(config.heads * width) * 8));
+  const int64_t width = config.key.width, row = config.heads * width;
+  // Of a cache on a device, the device's copy is what the budget is charged with.
+  const auto budget = instance_->device ? nullptr : instance_->budget;
+  KVP_ASSIGN(Bytes center, Bytes::AllocateRaw(static_cast<uint64_t>(row) * 2, budget));
+  KVP_ASSIGN(Bytes scratch, Bytes::Allocate(static_cast<uint64_t>(row) * (1 + kCenterTokens) * 4));
   float* sum = scratch.as<float>();
-  float* rows = sum + config.heads * width;
+  float* rows = sum + row;
   int64_t left = kCenterTokens;
   for (const CachePage& page : layer.pages) {
-    if (page.kept) continue;
-    for (int64_t t = 0; t < page.length && left > 0; ++t, --left) {
-      KVP_TRY(Decode(instance_, *page.key.payload, t, t + 1, rows, 0, width, width));
-      for (int64_t i = 0; i < config.heads * width; ++i) sum[i] += IsFinite(rows[i]) ? rows[i] : 0.0f;
-    }
+    if (page.kept || left == 0) continue;
+    const int64_t count = std::min(page.length, left);
+    const ReadTask task{page.key.payload.get(), 0, count, rows};
+    KVP_TRY(store().Read(instance_, {&task, 1}, width, row));
+    for (int64_t i = 0; i < count * row; ++i) sum[i % row] += IsFinite(rows[i]) ? rows[i] : 0.0f;
+    left -= count;
   }
-  for (int64_t i = 0; i < config.heads * width; ++i) {
+  for (int64_t i = 0; i < row; ++i) {
     const uint16_t mean = ToBF16(sum[i] * (1.0f / kCenterTokens));
     center.as<uint16_t>()[i] = IsFinite(FromBF16(mean)) ? mean : uint16_t{0};
   }
@@ -387,39 +343,8 @@ Status ModelCache::FindCenter(CacheLayer& layer, const LayerConfig& config) cons
   return Ok();
 }
 
-Status ModelCache::EncodeSide(int64_t index, CachePage& page, bool value_side, FreezeReport* report) {
-  CacheSide& side = SideOf(page, value_side);
-  const SideConfig& config = SideOf(config_->layers[static_cast<size_t>(index)], value_side);
-  const Payload& dense = *side.payload;
-  const TensorView view = ContiguousView(dense.data.data(), dense.dense_type, dense.shape);
-  FreezeFigures figures;
-  figures.pages = 1;
-  // Of the valid rows, so that a page that was cut counts the same before and after a file.
-  const Shape valid{1, dense.shape.heads, page.length, dense.shape.width};
-  figures.bytes_before = static_cast<uint64_t>(valid.elements() * ElementBytes(dense.dense_type));
-  PayloadRef made = side.payload;
-  if (config.spec.type != dense.dense_type) {
-    EncodeOptions options;
-    options.spec = config.options;
-    if (config.spec.center) options.center = layers_[static_cast<size_t>(index)].center;
-    KVP_ASSIGN(made, Encode(instance_, view, page.length, config.spec, options, value_side ? "values" : "keys"));
-  }
-  KVP_ASSIGN(const Fidelity loss, Measure(instance_, view, *made, page.length));
-  figures.bytes_after = static_cast<uint64_t>(made->kind == PayloadKind::kDense ? valid.elements() * ElementBytes(made->dense_type)
-                                                                                 : SizesOf(made->spec, valid).total());
-  figures.elements = loss.elements;
-  figures.saturated = loss.saturated;
-  figures.squared_error = loss.rmse * loss.rmse * static_cast<double>(loss.elements);
-  figures.max_error = loss.max_error;
-  if (report != nullptr) (value_side ? report->value : report->key).Add(figures);
-  side.payload = std::move(made);
-  side.writable = nullptr;
-  side.frozen = true;
-  side.figures = figures;
-  return Ok();
-}
-
-Status ModelCache::FreezeLayer(int64_t index, FreezeReport* report) {
+// The sides of a layer's pages that are due, in the order in which they are encoded. Finds the layer's centre where they need it.
+Status ModelCache::FindDue(int64_t index, std::vector<Due>& due) {
   CacheLayer& layer = layers_[static_cast<size_t>(index)];
   const auto settled = [&](const CachePage& page) { return page.kept || (page.key.frozen && page.value.frozen); };
   while (layer.settled < layer.pages.size() && settled(layer.pages[layer.settled])) ++layer.settled;
@@ -438,11 +363,57 @@ Status ModelCache::FreezeLayer(int64_t index, FreezeReport* report) {
       pages.push_back(i);
       ends.push_back(layer.pages[i].end());
     }
-    const int64_t due = DueCount(*config_, value_side, layer.end, ends);
-    for (int64_t i = 0; i < due; ++i) {
-      if (!value_side && config.key.spec.center && layer.center.empty()) KVP_TRY(FindCenter(layer, config));
-      Status status = EncodeSide(index, layer.pages[pages[static_cast<size_t>(i)]], value_side, report);
-      if (!status.ok()) return LayerError(std::move(status.error()), index, SideName(value_side));
+    const int64_t count = DueCount(*config_, value_side, layer.end, ends);
+    for (int64_t i = 0; i < count; ++i) due.push_back({index, pages[static_cast<size_t>(i)], value_side});
+    if (!value_side && count > 0 && needs_center) KVP_TRY(FindCenter(layer, config));
+  }
+  return Ok();
+}
+
+Status ModelCache::FreezeLayers(int64_t first, int64_t end, FreezeReport* report) {
+  std::vector<Due> due;
+  for (int64_t i = first; i < end; ++i) KVP_TRY(FindDue(i, due));
+  return due.empty() ? Ok() : EncodeAll(due, report);
+}
+
+Status ModelCache::EncodeAll(std::span<const Due> due, FreezeReport* report) {
+  std::vector<EncodeTask> tasks(due.size());
+  for (size_t i = 0; i < due.size(); ++i) {
+    const CachePage& page = layers_[static_cast<size_t>(due[i].layer)].pages[due[i].page];
+    const SideConfig& config = SideOf(config_->layers[static_cast<size_t>(due[i].layer)], due[i].value_side);
+    tasks[i].page = &SideOf(page, due[i].value_side).payload;
+    tasks[i].valid = page.length;
+    tasks[i].spec = &config.spec;
+    tasks[i].options = &config.options;
+    if (config.spec.center) tasks[i].center = layers_[static_cast<size_t>(due[i].layer)].center;
+    tasks[i].argument = due[i].value_side ? "values" : "keys";
+  }
+  for (size_t first = 0; first < due.size();) {
+    auto count = store().Encode(instance_, std::span(tasks).subspan(first));
+    if (!count.ok()) return LayerError(std::move(count.error()), due[first].layer, SideName(due[first].value_side));
+    for (const size_t end = first + count.value(); first < end; ++first) {
+      const Due& at = due[first];
+      EncodeTask& task = tasks[first];
+      CachePage& page = layers_[static_cast<size_t>(at.layer)].pages[at.page];
+      CacheSide& side = SideOf(page, at.value_side);
+      const Payload& dense = *side.payload;
+      FreezeFigures figures;
+      figures.pages = 1;
+      // Of the valid rows, so that a page that was cut counts the same before and after a file.
+      const Shape valid{1, dense.shape.heads, page.length, dense.shape.width};
+      figures.bytes_before = static_cast<uint64_t>(valid.elements() * ElementBytes(dense.dense_type));
+      figures.bytes_after = static_cast<uint64_t>(task.made->kind == PayloadKind::kDense
+                                                      ? valid.elements() * ElementBytes(task.made->dense_type)
+                                                      : SizesOf(task.made->spec, valid).total());
+      figures.elements = task.loss.elements;
+      figures.saturated = task.loss.saturated;
+      figures.squared_error = task.loss.rmse * task.loss.rmse * static_cast<double>(task.loss.elements);
+      figures.max_error = task.loss.max_error;
+      if (report != nullptr) (at.value_side ? report->value : report->key).Add(figures);
+      side.payload = std::move(task.made);
+      side.writable = nullptr;
+      side.frozen = true;
+      side.figures = figures;
     }
   }
   return Ok();
@@ -471,6 +442,7 @@ Status ModelCache::Truncate(int64_t n) {
     if (!layer.pages.empty()) layer.pages.back().length = std::min(layer.pages.back().length, n - layer.pages.back().start);
     layer.end = n;
     layer.settled = 0;
+    ++layer.cuts;
     bool centered = false;
     for (const CachePage& page : layer.pages) centered = centered || !page.key.payload->center.empty();
     if (!centered) layer.center = {};
@@ -491,6 +463,7 @@ Status ModelCache::DropBefore(int64_t n, int64_t layer) {
     CacheLayer& at = layers_[static_cast<size_t>(i)];
     std::erase_if(at.pages, [&](const CachePage& page) { return !page.kept && page.end() <= n; });
     at.settled = 0;
+    ++at.cuts;
   }
   return Ok();
 }
@@ -514,8 +487,7 @@ Result<ModelCache> ModelCache::Slice(int64_t begin, int64_t end) const {
 
 // ---- Reading ----
 
-Status ModelCache::Read(int64_t index, bool value_side, int64_t begin, int64_t end, float* out, int64_t head_stride,
-                        int64_t token_stride) const {
+Status ModelCache::CheckRead(int64_t index, int64_t begin, int64_t end) const {
   KVP_TRY(CheckLayer(index));
   const CacheLayer& layer = layers_[static_cast<size_t>(index)];
   if (begin < 0 || end < begin || end > layer.end) {
@@ -534,14 +506,64 @@ Status ModelCache::Read(int64_t index, bool value_side, int64_t begin, int64_t e
     }
     position = layer.pages[static_cast<size_t>(at)].end();
   }
-  for (size_t at = first; at < layer.pages.size() && layer.pages[at].start < end; ++at) {
+  return Ok();
+}
+
+Status ModelCache::Read(int64_t index, bool value_side, int64_t begin, int64_t end, float* out, int64_t head_stride,
+                        int64_t token_stride) const {
+  KVP_TRY(CheckRead(index, begin, end));
+  const CacheLayer& layer = layers_[static_cast<size_t>(index)];
+  std::vector<ReadTask> tasks;
+  for (size_t at = PageAt(layer, begin); at < layer.pages.size() && layer.pages[at].start < end; ++at) {
     const CachePage& page = layer.pages[at];
     const int64_t from = std::max(begin, page.start), to = std::min(end, page.end());
     if (to <= from) continue;
-    KVP_TRY(Decode(instance_, *SideOf(page, value_side).payload, from - page.start, to - page.start,
-                   out + (from - begin) * token_stride, 0, head_stride, token_stride));
+    tasks.push_back({SideOf(page, value_side).payload.get(), from - page.start, to - page.start, out + (from - begin) * token_stride});
   }
-  return Ok();
+  if (tasks.empty()) return Ok();
+  Status status = store().Read(instance_, tasks, head_stride, token_stride);
+  if (!status.ok()) status.error() = LayerError(std::move(status.error()), index, SideName(value_side));
+  return status;
+}
+
+std::unique_ptr<PageTable>& ModelCache::table(int64_t layer) const {
+  tables_.of_layers.resize(layers_.size());
+  return tables_.of_layers[static_cast<size_t>(layer)];
+}
+
+Result<ModelCache> ModelCache::MoveTo(const InstanceRef& instance) const {
+  if (instance->device == instance_->device) return Fork();
+  ModelCache moved;
+  moved.instance_ = OwnInstance(instance, instance_->budget->limit());
+  moved.config_ = config_;
+  moved.layers_ = layers_;
+  for (CacheLayer& layer : moved.layers_) {
+    // A centre goes along with its pages, so that what it is charged to does too.
+    SharedBytes before, after;
+    const auto move = [&](SharedBytes& center) -> Status {
+      if (center.empty()) return Ok();
+      if (!center.Same(before)) {
+        const auto budget = moved.instance_->device ? nullptr : moved.instance_->budget;
+        KVP_ASSIGN(Bytes copy, Bytes::Copy(center.data(), center.size(), budget));
+        after = std::move(copy);
+        before = center;
+      }
+      center = after;
+      return Ok();
+    };
+    KVP_TRY(move(layer.center));
+    for (CachePage& page : layer.pages) {
+      for (const bool value_side : {false, true}) {
+        CacheSide& side = SideOf(page, value_side);
+        KVP_ASSIGN(const PayloadRef here, store().Download(side.payload, moved.instance_->budget));
+        KVP_ASSIGN(side.payload, moved.store().Upload(here, moved.instance_->budget));
+        auto* own = const_cast<Payload*>(side.payload.get());  // made just now, and nobody else holds it
+        if (side.writable != nullptr) side.writable = own;
+        KVP_TRY(move(own->center));
+      }
+    }
+  }
+  return moved;
 }
 
 Result<PagedCache> ModelCache::ToPaged(int64_t index) const {
@@ -554,11 +576,11 @@ Result<PagedCache> ModelCache::ToPaged(int64_t index) const {
     view.length = page.length;
     start += page.length;
     for (const bool value_side : {false, true}) {
-      PayloadRef payload = SideOf(page, value_side).payload;
+      KVP_ASSIGN(PayloadRef payload, store().Download(SideOf(page, value_side).payload, instance_->budget));
       if (payload->kind == PayloadKind::kDense && page.length < page.capacity()) {
         // Rows past the length hold anything here and zeros there.
-        KVP_ASSIGN(auto clean, NewDense(instance_, payload->dense_type, payload->shape.heads, payload->shape.tokens, payload->shape.width));
-        CopyRows(*payload, page.length, *clean);
+        KVP_ASSIGN(auto clean, HostStore().NewDense(*instance_, payload->dense_type, payload->shape));
+        KVP_TRY(HostStore().CopyRows(*payload, page.length, *clean));
         payload = std::move(clean);
       }
       (value_side ? view.value : view.key) = std::move(payload);
@@ -672,9 +694,13 @@ Result<ModelCache> ModelCache::Assemble(InstanceRef own, ModelConfig config, std
   if (layers.size() != resolved.layers.size()) {
     return MakeError(Code::kShape, "layers", "must be " + Text(cache.layer_count()), Text(static_cast<int64_t>(layers.size())));
   }
+  for (size_t i = 0; i < layers.size(); ++i) KVP_TRY(CheckPages(resolved, static_cast<int64_t>(i), layers[i]));
   for (size_t i = 0; i < layers.size(); ++i) {
     const auto index = static_cast<int64_t>(i);
-    KVP_TRY(CheckPages(resolved, index, layers[i]));
+    for (CachePage& page : layers[i].pages) {
+      KVP_ASSIGN(page.key.payload, cache.store().Upload(page.key.payload, cache.instance_->budget));
+      KVP_ASSIGN(page.value.payload, cache.store().Upload(page.value.payload, cache.instance_->budget));
+    }
     for (size_t at = 0; at < layers[i].pages.size(); ++at) {
       CachePage& page = layers[i].pages[at];
       const int64_t room = page.kept ? resolved.keep_first : resolved.page_tokens;
@@ -687,8 +713,8 @@ Result<ModelCache> ModelCache::Assemble(InstanceRef own, ModelConfig config, std
       if (page.capacity() != room) {
         KVP_ASSIGN(CachePage wide, cache.NewPage(index, page.start, page.kept));
         wide.length = page.length;
-        CopyRows(*page.key.payload, page.length, *wide.key.writable);
-        CopyRows(*page.value.payload, page.length, *wide.value.writable);
+        KVP_TRY(cache.store().CopyRows(*page.key.payload, page.length, *wide.key.writable));
+        KVP_TRY(cache.store().CopyRows(*page.value.payload, page.length, *wide.value.writable));
         page = std::move(wide);
         continue;
       }
@@ -709,16 +735,16 @@ namespace {
 void CountSide(CacheStats& stats, const Payload& payload, uint64_t* own) {
   *own = 0;
   if (payload.kind == PayloadKind::kDense) {
-    stats.code_bytes += payload.data.size();
-    *own = payload.data.size();
+    stats.code_bytes += payload.data_bytes();
+    *own = payload.data_bytes();
     return;
   }
   const uint64_t global = SizesOf(payload.spec, payload.shape).has_global ? 4 : 0;
-  stats.code_bytes += payload.codes.size();
-  stats.scale_bytes += payload.scales.size();
-  stats.zero_bytes += payload.zeros.size();
+  stats.code_bytes += payload.code_bytes();
+  stats.scale_bytes += payload.scale_bytes();
+  stats.zero_bytes += payload.zero_bytes();
   stats.global_bytes += global;
-  *own = payload.codes.size() + payload.scales.size() + payload.zeros.size() + global;
+  *own = payload.code_bytes() + payload.scale_bytes() + payload.zero_bytes() + global;
 }
 
 struct BitCount {
@@ -755,7 +781,7 @@ CacheStats ModelCache::Stats() const {
       for (const bool value_side : {false, true}) {
         const CacheSide& side = SideOf(page, value_side);
         const int64_t elements = side.payload->shape.heads * page.length * side.payload->shape.width;
-        uint64_t own = side.payload->data.size();
+        uint64_t own = side.payload->data_bytes();
         if (side.frozen) {
           CountSide(stats, *side.payload, &own);
           count.bytes[value_side] += own;
@@ -824,24 +850,13 @@ Result<PayloadRef> CutPayload(const InstanceRef& instance, const Payload& payloa
   const Shape& old = payload.shape;
   const Shape shape{old.batch, old.heads, tokens, old.width};
   if (payload.kind == PayloadKind::kDense) {
-    KVP_ASSIGN(auto made, NewDense(instance, payload.dense_type, old.heads, tokens, old.width));
-    CopyRows(payload, tokens, *made);
+    KVP_ASSIGN(auto made, HostStore().NewDense(*instance, payload.dense_type, shape));
+    KVP_TRY(HostStore().CopyRows(payload, tokens, *made));
     return PayloadRef(std::move(made));
   }
-  auto made = std::make_shared<Payload>();
-  made->kind = payload.kind;
+  auto made = WithoutArrays(payload);
   made->shape = shape;
-  made->spec = payload.spec;
-  made->affine = payload.affine;
-  made->axis = payload.axis;
-  made->block = payload.block;
   made->grid = payload.affine ? AffineGrid(shape, payload.axis, payload.block) : ScaleGrid(payload.spec, shape);
-  made->has_zeros = payload.has_zeros;
-  made->zero_byte = payload.zero_byte;
-  made->global = payload.global;
-  made->center = payload.center;
-  made->hadamard = payload.hadamard;
-  made->extras = payload.extras;
   const int64_t code_bytes = SizesOf(payload.spec, shape).codes;
   KVP_ASSIGN(made->codes, Bytes::Allocate(static_cast<uint64_t>(code_bytes), instance->budget));
   if (payload.grid.count == 0) {

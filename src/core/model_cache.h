@@ -13,6 +13,7 @@
 #include "core/convert.h"
 #include "core/instance.h"
 #include "core/page.h"
+#include "core/page_store.h"
 
 namespace kvpages {
 
@@ -70,6 +71,7 @@ struct CacheLayer {
   int64_t end = 0;               // tokens appended, dropped ones included
   SharedBytes center;            // c of a +center key spec once its first page is encoded
   size_t settled = 0;            // pages before this one need no encoding any more
+  uint64_t cuts = 0;             // how often pages or tokens have been taken away
 };
 
 struct CacheStats {
@@ -88,7 +90,8 @@ struct CacheStats {
 
 class ModelCache {
  public:
-  // An empty cache. `max_bytes` (0: none) limits what it and its forks hold together, within the instance's limit.
+  // An empty cache on the instance's device, where it has one. `max_bytes` (0: none) limits what it and its forks hold together,
+  // within the instance's limit.
   static Result<ModelCache> Create(const InstanceRef& instance, ModelConfig config, uint64_t max_bytes);
   // An instance whose memory is that of one cache and its forks, at most `max_bytes` (0: no limit) within the instance's.
   static InstanceRef OwnInstance(const InstanceRef& instance, uint64_t max_bytes);
@@ -120,30 +123,59 @@ class ModelCache {
   // Tokens [begin, end) with shared pages and unchanged positions; `begin` must be the start of a page in every layer.
   Result<ModelCache> Slice(int64_t begin, int64_t end) const;
   ModelCache Fork() const { return *this; }
+  // The same cache where `instance` has its caches, on its device or in the host's memory, page by page: nothing is encoded anew. Its
+  // limit is as large as this one's, and its own; where the cache is there already, it is a fork.
+  Result<ModelCache> MoveTo(const InstanceRef& instance) const;
 
   // Decodes tokens [begin, end) of a side to f32, strides in elements. ERR_ARGUMENT names tokens that are not there.
   Status Read(int64_t layer, bool value_side, int64_t begin, int64_t end, float* out, int64_t head_stride,
               int64_t token_stride) const;
+  // The errors of Read, without reading.
+  Status CheckRead(int64_t layer, int64_t begin, int64_t end) const;
   CacheStats Stats() const;
-  // The layer as onnx-light's pages, payloads shared; starts count from 0.
+  // The layer as onnx-light's pages in the host's memory, payloads shared where they lie there; starts count from 0.
   Result<PagedCache> ToPaged(int64_t layer) const;
+
+  PageStore& store() const { return StoreOf(*instance_); }
+  // What a device keeps of a layer for Attend; never that of a fork.
+  std::unique_ptr<PageTable>& table(int64_t layer) const;
 
  private:
   ModelCache() = default;
   Status CheckLayer(int64_t layer) const;
   Status CheckInput(int64_t layer, const TensorView& keys, const TensorView& values) const;
-  Status FreezeLayer(int64_t layer, FreezeReport* report);
-  Status EncodeSide(int64_t layer, CachePage& page, bool value_side, FreezeReport* report);
+  // A side of a page that is due.
+  struct Due {
+    int64_t layer;
+    size_t page;
+    bool value_side;
+  };
+  Status FreezeLayers(int64_t first, int64_t end, FreezeReport* report);
+  Status FindDue(int64_t layer, std::vector<Due>& due);
+  Status EncodeAll(std::span<const Due> due, FreezeReport* report);
   Status FindCenter(CacheLayer& layer, const LayerConfig& config) const;
   Status Store(int64_t layer, const TensorView& keys, const TensorView& values);
+  Status StoreAll(int64_t first, std::span<const TensorView> keys, std::span<const TensorView> values);
   Result<CachePage> NewPage(int64_t layer, int64_t start, bool kept) const;
   Status MakeWritable(CachePage& page) const;
-  Status Write(CacheSide& side, int64_t row, const TensorView& view, int64_t begin, int64_t count, NonFinite non_finite,
-               const char* argument) const;
+
+  // Copied with a cache, they are empty.
+  struct Tables {
+    Tables() = default;
+    Tables(const Tables&) {}
+    Tables& operator=(const Tables&) {
+      of_layers.clear();
+      return *this;
+    }
+    Tables(Tables&&) = default;
+    Tables& operator=(Tables&&) = default;
+    std::vector<std::unique_ptr<PageTable>> of_layers;
+  };
 
   InstanceRef instance_;
   std::shared_ptr<const ModelConfig> config_;
   std::vector<CacheLayer> layers_;
+  mutable Tables tables_;
 };
 
 // Layers for ModelCache::Assemble of onnx-light's pages: encoded pages stay as they are, a first dense page of keep_first tokens is the kept one.
@@ -155,7 +187,7 @@ CacheStats EstimateBytes(const ModelConfig& resolved, int64_t tokens);
 // Whether a page takes no more tokens: full, encoded in part, or followed by another.
 bool IsClosed(const CacheLayer& layer, size_t index);
 
-// The same payload with only its first `tokens` rows.
+// The same payload, one in the host's memory, with only its first `tokens` rows.
 Result<PayloadRef> CutPayload(const InstanceRef& instance, const Payload& payload, int64_t tokens);
 
 }  // namespace kvpages

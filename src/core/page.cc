@@ -3,6 +3,25 @@
 
 namespace kvpages {
 
+std::shared_ptr<Payload> WithoutArrays(const Payload& payload) {
+  auto copy = std::make_shared<Payload>();
+  copy->kind = payload.kind;
+  copy->dense_type = payload.dense_type;
+  copy->has_zeros = payload.has_zeros;
+  copy->zero_byte = payload.zero_byte;
+  copy->global = payload.global;
+  copy->shape = payload.shape;
+  copy->spec = payload.spec;
+  copy->grid = payload.grid;
+  copy->hadamard = payload.hadamard;
+  copy->center = payload.center;
+  copy->affine = payload.affine;
+  copy->axis = payload.axis;
+  copy->block = payload.block;
+  copy->extras = payload.extras;
+  return copy;
+}
+
 std::string FormatName(const Payload& payload) {
   switch (payload.kind) {
     case PayloadKind::kDense:

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/bytes.h"
+#include "core/device_bytes.h"
 #include "core/shape.h"
 #include "core/status.h"
 #include "formats/spec.h"
@@ -25,6 +26,14 @@ enum class PayloadKind : uint8_t {
 struct MessageExtras {
   std::string tensor;   // of the TensorProto or EncodedValueProto
   std::string affine;   // of the AffineLayoutProto
+};
+
+// The arrays of a payload that lies in a device's memory, by address there.
+struct DeviceArrays {
+  DeviceBytes block;
+  uint64_t codes = 0, scales = 0, zeros = 0;  // codes: elements of a dense payload; 0 for an array that there is not
+  uint64_t global = 0;                        // f32; 0: 1
+  uint64_t code_bytes = 0, scale_bytes = 0, zero_bytes = 0;
 };
 
 // Attention goes through very many of them: what it reads of each comes first.
@@ -55,10 +64,21 @@ struct Payload {
   std::string opaque_name;  // struct type's name or "shared parameters", for messages
 
   std::shared_ptr<const MessageExtras> extras;  // null where there are none
-  uint64_t bytes() const { return data.size() + codes.size() + scales.size() + zeros.size() + center.size() + message.size(); }
+
+  // Set for a payload of a cache on a device: data, codes, scales and zeros are empty, and what is asked of them goes through the
+  // cache's PageStore (core/page_store.h). `global` holds from when it was encoded.
+  std::unique_ptr<DeviceArrays> device;
+
+  uint64_t data_bytes() const { return !device ? data.size() : kind == PayloadKind::kDense ? device->code_bytes : 0; }
+  uint64_t code_bytes() const { return !device ? codes.size() : kind == PayloadKind::kDense ? 0 : device->code_bytes; }
+  uint64_t scale_bytes() const { return device ? device->scale_bytes : scales.size(); }
+  uint64_t zero_bytes() const { return device ? device->zero_bytes : zeros.size(); }
+  uint64_t bytes() const { return data_bytes() + code_bytes() + scale_bytes() + zero_bytes() + center.size() + message.size(); }
 };
 using PayloadRef = std::shared_ptr<const Payload>;
 
+// All but its arrays and the memory that they lie in.
+std::shared_ptr<Payload> WithoutArrays(const Payload& payload);
 std::string FormatName(const Payload& payload);  // "f16", "int4/tensor/given/f32", "opaque (Q4_K)"
 
 struct Page {

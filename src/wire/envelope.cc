@@ -148,8 +148,8 @@ Result<Bytes> EnvelopeWriter::Record(int64_t layer, int64_t index, int64_t start
   Page page;
   page.start = start;
   page.length = held.length;
-  page.key = held.key.payload;
-  page.value = held.value.payload;
+  KVP_ASSIGN(page.key, cache_.store().Download(held.key.payload, nullptr));
+  KVP_ASSIGN(page.value, cache_.store().Download(held.value.payload, nullptr));
   if (held.length < held.capacity()) {  // only valid rows
     KVP_ASSIGN(page.key, CutPayload(cache_.instance(), *page.key, held.length));
     KVP_ASSIGN(page.value, CutPayload(cache_.instance(), *page.value, held.length));
@@ -221,7 +221,12 @@ Result<Bytes> SerializeEnvelope(const ModelCache& cache, std::string model, std:
 // ---- Reading ----
 
 EnvelopeReader::EnvelopeReader(const InstanceRef& instance, uint64_t max_bytes, EnvelopeExpectation expectation)
-    : own_(ModelCache::OwnInstance(instance, max_bytes)), expectation_(std::move(expectation)) {}
+    : own_(ModelCache::OwnInstance(instance, max_bytes)), parse_(own_), expectation_(std::move(expectation)) {
+  if (!own_->device) return;
+  parse_ = std::make_shared<Instance>();
+  parse_->backend = own_->backend;
+  parse_->budget = nullptr;
+}
 
 uint64_t EnvelopeReader::Needed() const {
   switch (state_) {
@@ -366,7 +371,7 @@ Status EnvelopeReader::TakeHeader(Span piece) {
     CacheLayer held;
     held.end = in.tokens();
     if (!in.center().empty()) {
-      KVP_ASSIGN(Bytes center, Bytes::Copy(in.center().data(), in.center().size(), own_->budget));
+      KVP_ASSIGN(Bytes center, Bytes::Copy(in.center().data(), in.center().size(), parse_->budget));
       held.center = std::move(center);
     }
     layers_.push_back(std::move(held));
@@ -434,7 +439,7 @@ Status EnvelopeReader::TakeRecord(Span piece) {
   if (!info.ParseFromArray(piece.data(), static_cast<int>(info_size_)) || info.layer() != layer_ || info.index() != layer.pages.size()) {
     return refuse("the record does not say what page it is", position_);
   }
-  auto parsed = ParsePage(own_, piece.subspan(static_cast<size_t>(info_size_)), static_cast<int64_t>(page_at), page_index, centers_);
+  auto parsed = ParsePage(parse_, piece.subspan(static_cast<size_t>(info_size_)), static_cast<int64_t>(page_at), page_index, centers_);
   if (!parsed.ok()) return Within(std::move(parsed.error()), index, page_at);
   const Page& page = parsed.value();
   if (page.start != held_start_) return refuse("start must be " + Text(held_start_) + ", got " + Text(page.start), page_at);
@@ -444,8 +449,9 @@ Status EnvelopeReader::TakeRecord(Span piece) {
   held.start = info.start();
   held.length = page.length;
   held.kept = info.kept();
-  held.key.payload = page.key;
-  held.value.payload = page.value;
+  PageStore& store = StoreOf(*own_);
+  KVP_ASSIGN(held.key.payload, store.Upload(page.key, own_->budget));
+  KVP_ASSIGN(held.value.payload, store.Upload(page.value, own_->budget));
   held.key.frozen = info.has_key();
   held.value.frozen = info.has_value();
   if (info.has_key()) held.key.figures = GetFigures(info.key());

@@ -71,6 +71,7 @@ class EnvelopeReader {
   Status Expect(const ModelConfig& config) const;
 
   InstanceRef own_;
+  InstanceRef parse_;  // pages are made with; of a cache on a device they lie in the host's memory one at a time and are not charged
   EnvelopeExpectation expectation_;
   State state_ = State::kPrefix;
   Bytes pending_;  // the beginning of a piece whose rest has not come yet

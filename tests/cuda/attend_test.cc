@@ -36,6 +36,7 @@ class DevicePages {
   AttendSequence Add(const CacheLayer& layer) {
     const DevicePointer center = Put(layer.center.data(), layer.center.size());
     std::vector<AttendPage> pages;
+    formats_.clear();
     for (const CachePage& page : layer.pages) {
       pages.push_back({page.start, page.length, Side(*page.key.payload, layer, center), Side(*page.value.payload, layer, center)});
     }
@@ -43,22 +44,22 @@ class DevicePages {
     sequence.pages = Put(pages.data(), pages.size() * sizeof(AttendPage));
     sequence.page_count = static_cast<int64_t>(pages.size());
     sequence.center = center;
+    sequence.formats = Put(formats_.data(), formats_.size() * sizeof(CodecPlan));
     return sequence;
   }
-  std::vector<CodecPlan> formats;
 
  private:
   AttendSide Side(const Payload& payload, const CacheLayer& layer, DevicePointer center) {
     AttendSide side;
-    side.format = static_cast<int32_t>(formats.size());
+    side.format = static_cast<int32_t>(formats_.size());
     if (payload.kind == PayloadKind::kDense) {
       Spec spec;
       spec.type = payload.dense_type;
-      formats.push_back(DecodePlan(spec, payload.shape, {}, 0));
+      formats_.push_back(DecodePlan(spec, payload.shape, {}, 0));
       side.codes = Put(payload.data.data(), payload.data.size());
       return side;
     }
-    formats.push_back(DecodePlan(payload.spec, payload.shape, payload.grid, payload.hadamard));
+    formats_.push_back(DecodePlan(payload.spec, payload.shape, payload.grid, payload.hadamard));
     side.codes = Put(payload.codes.data(), payload.codes.size());
     side.scales = Put(payload.scales.data(), payload.scales.size());
     side.zeros = payload.has_zeros ? Put(payload.zeros.data(), payload.zeros.size()) : 0;
@@ -68,6 +69,7 @@ class DevicePages {
   }
   std::shared_ptr<Device> device_;
   std::vector<DevicePointer> held_;
+  std::vector<CodecPlan> formats_;
 };
 
 class CudaAttention : public ::testing::Test {
@@ -136,7 +138,7 @@ class CudaAttention : public ::testing::Test {
       sequences.push_back(sequence);
     }
     DeviceAttention attention(device_);
-    const Status status = attention.Run(plan, pages.formats, sequences);
+    const Status status = attention.Run(plan, sequences);
     EXPECT_TRUE(status.ok()) << (status.ok() ? "" : status.error().message);
     for (size_t i = 0; i < answers.size(); ++i) {
       EXPECT_TRUE(device_->Download(answers[i].out.data(), sequences[i].out, answers[i].out.size() * 4, 1, 0, 0).ok());
@@ -244,7 +246,7 @@ TEST_F(CudaAttention, WideHeads) {
   AttendPlan plan;
   plan.heads = plan.kv_heads = plan.tokens = 1;
   plan.key_width = plan.value_width = 20000;
-  const Status status = DeviceAttention(device_).Run(plan, {}, {});
+  const Status status = DeviceAttention(device_).Run(plan, {});
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().code, Code::kUnsupported);
 }

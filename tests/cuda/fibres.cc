@@ -102,7 +102,11 @@ struct Fibre {
   bool idle = true;
 };
 
+// Set once a thread that ends has destroyed its scheduler: what is launched later, by the destructors of others, is not run.
+constinit thread_local bool t_ended = false;
+
 struct Scheduler {
+  ~Scheduler() { t_ended = true; }
   std::vector<std::unique_ptr<Fibre>> fibres;
   Fibre* current = nullptr;
 #if defined(KVP_OWN_SWITCH)
@@ -248,6 +252,7 @@ uint64_t Exchange(uint32_t mask, uint64_t value, uint32_t lane) {
 }
 
 void Run(Extent grid, Extent block, uint32_t shared_bytes, const std::function<void()>& thread) {
+  if (t_ended) return;
   Scheduler& all = t_scheduler;
 #if defined(KVP_ASAN)
   pthread_attr_t attributes;

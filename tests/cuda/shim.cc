@@ -34,13 +34,16 @@ Status ShimDevice::Healthy() const {
 
 Status ShimDevice::Count(const char* call) {
   ++calls;
-  if (Healthy().ok()) return Ok();
+  const bool fails = calls_left > 0 && --calls_left == 0;
+  if (Healthy().ok() && !fails) return Ok();
   return MakeError(Code::kDevice, "device", std::string(call) + " failed", "the failure that the test asked for");
 }
 
 Result<DevicePointer> ShimDevice::Allocate(uint64_t bytes) {
   KVP_TRY(Count("Allocate"));
-  if (bytes == 0 || bytes > limit - held) return MakeError(Code::kMemory, "device", "no memory", std::to_string(bytes) + " bytes");
+  const bool fails = allocations_left == 1;
+  if (allocations_left > 1) --allocations_left;
+  if (fails || bytes == 0 || bytes > limit - held) return MakeError(Code::kMemory, "device", "no memory", std::to_string(bytes) + " bytes");
   // The size stands in front; behind it is nothing, so that a sanitizer sees accesses beyond the end.
   auto* base = static_cast<uint8_t*>(::operator new(bytes + kAlignment, std::align_val_t(kAlignment)));
   std::memcpy(base, &bytes, sizeof(bytes));

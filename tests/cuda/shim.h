@@ -26,6 +26,9 @@ class ShimDevice : public Device {
   Status Synchronize() override { return Healthy(); }
 
   // For tests: memory held and its limit, work so far, and a call number from which on every call fails (0: none).
+  // calls_left: the call that many from now on fails, and only that one; allocations_left: so does that allocation, with all after it
+  // (0: none).
+  uint64_t calls_left = 0, allocations_left = 0;
   uint64_t held = 0, limit = UINT64_MAX, launches = 0, uploaded = 0, downloaded = 0, calls = 0, fails_from = 0;
 
  private:

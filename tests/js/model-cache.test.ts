@@ -269,6 +269,26 @@ describe('sharing and cutting', () => {
     expect(own.usedBytes).toBe(0);
   });
 
+  it('lives in the host’s memory, and says so where a GPU is asked for', async () => {
+    const cpu = await loadHere(); // never on a GPU
+    using cache = cpu.createCache({ ...options, device: 'cpu' });
+    fill(cache, 30, 3);
+    expect([cache.device, cache.stats().device, cpu.device]).toEqual(['cpu', 'cpu', undefined]);
+    using same = cache.to('cpu');
+    expect(same.stats().pages.shared).toBe(same.pages(0).length * 2);
+    expect(await content(same)).toBe(await content(cache));
+    const file = cache.serialize();
+    for (const refused of [
+      () => cpu.createCache({ ...options, device: 'cuda' }),
+      () => cache.to('cuda'),
+      () => cpu.restore(file, { device: 'cuda' }),
+      () => cpu.fromPaged([cache.toPaged(0), cache.toPaged(1)], { ...options, device: 'cuda' }),
+    ]) {
+      expect(errorOf(refused)).toMatchObject({ code: 'ERR_BACKEND', argument: 'device', expected: 'cpu', actual: 'cuda' });
+    }
+    expect(() => cache.to(1 as never)).toThrow(TypeError);
+  });
+
   it('keeps to its limit and says so', () => {
     using cache = kv.createCache({ ...options, preset: 'int8', maxBytes: 20_000 });
     let error: KvPagesError | undefined;

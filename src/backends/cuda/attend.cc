@@ -25,7 +25,7 @@ Status Launch(Device& device, const char* kernel, Extent grid, int64_t shared_fl
 
 }  // namespace
 
-Status DeviceAttention::Run(AttendPlan plan, std::span<const CodecPlan> formats, std::span<const AttendSequence> sequences) {
+Status DeviceAttention::Run(AttendPlan plan, std::span<const AttendSequence> sequences) {
   const int64_t group_rows = plan.heads / plan.kv_heads * plan.tokens;
   plan.rows = static_cast<int32_t>(std::min(kMostRows, group_rows));
   plan.tile = static_cast<int32_t>(kMostTile);
@@ -40,19 +40,19 @@ Status DeviceAttention::Run(AttendPlan plan, std::span<const CodecPlan> formats,
     return MakeError(Code::kUnsupported, "headDim", "is beyond what attention on a device can hold", Text(plan.key_width));
   }
   for (size_t first = 0; first < sequences.size(); first += kMostSequences) {
-    KVP_TRY(RunSome(plan, formats, sequences.subspan(first, std::min(kMostSequences, sequences.size() - first))));
+    KVP_TRY(RunSome(plan, sequences.subspan(first, std::min(kMostSequences, sequences.size() - first))));
   }
   return Ok();
 }
 
-Status DeviceAttention::RunSome(AttendPlan plan, std::span<const CodecPlan> formats, std::span<const AttendSequence> sequences) {
+Status DeviceAttention::RunSome(AttendPlan plan, std::span<const AttendSequence> sequences) {
   Device& device = workspace_.device();
   const int64_t rows = plan.heads * plan.tokens, group_rows = rows / plan.kv_heads;
   const auto round = [](uint64_t bytes) { return (bytes + 255) / 256 * 256; };
-  const uint64_t format_bytes = round(formats.size_bytes()), sequence_bytes = round(sequences.size_bytes());
+  
   const uint64_t prepared_bytes = round(static_cast<uint64_t>(rows * (2 * plan.key_width + 1)) * 4);
   sequences_.assign(sequences.begin(), sequences.end());
-  uint64_t bytes = format_bytes + sequence_bytes;
+  uint64_t bytes = round(sequences.size_bytes());
   int64_t most_parts = 0;
   for (AttendSequence& sequence : sequences_) {
     // From the pages alone: the order of the sums must not depend on the other sequences or the device.
@@ -69,16 +69,13 @@ Status DeviceAttention::RunSome(AttendPlan plan, std::span<const CodecPlan> form
     sequence.prepared += work;
     sequence.sums += work;
   }
-  plan.formats = work;
-  const DevicePointer list = work + format_bytes;
-  KVP_TRY(device.Upload(work, formats.data(), formats.size_bytes()));
-  KVP_TRY(device.Upload(list, sequences_.data(), sequences.size_bytes()));
+  KVP_TRY(device.Upload(work, sequences_.data(), sequences.size_bytes()));
   const auto count = static_cast<uint32_t>(sequences.size());
   const Extent each_row{static_cast<uint32_t>(rows), count, 1};
-  KVP_TRY(Launch(device, "KvpAttendQueries", each_row, kThreads, plan, list));
+  KVP_TRY(Launch(device, "KvpAttendQueries", each_row, kThreads, plan, work));
   const Extent parts{static_cast<uint32_t>(plan.kv_heads * most_parts), count, static_cast<uint32_t>(CeilDiv(group_rows, plan.rows))};
-  KVP_TRY(Launch(device, "KvpAttendPart", parts, SharedFloats(plan), plan, list, most_parts));
-  return Launch(device, "KvpAttendMerge", each_row, plan.value_width, plan, list);
+  KVP_TRY(Launch(device, "KvpAttendPart", parts, SharedFloats(plan), plan, work, most_parts));
+  return Launch(device, "KvpAttendMerge", each_row, plan.value_width, plan, work);
 }
 
 }  // namespace kvpages::cuda

@@ -16,13 +16,14 @@ class DeviceAttention {
  public:
   explicit DeviceAttention(const std::shared_ptr<Device>& device) : workspace_(device) {}
 
-  // One layer of any number of sequences. Of the plan, `formats`, `tile` and `rows` are set here; of a sequence, what its
-  // comment says. `formats`: a DecodePlan for each AttendSide::format. Arguments were checked (attention/attend.h says
-  // what they must be); ERR_UNSUPPORTED for a head_dim beyond what a device's shared memory holds. Not awaited.
-  Status Run(AttendPlan plan, std::span<const CodecPlan> formats, std::span<const AttendSequence> sequences);
+  // One layer of any number of sequences. Of the plan, `tile` and `rows` are set here; of a sequence, what its comment says.
+  // Arguments were checked (attention/attend.h says what they must be); ERR_UNSUPPORTED for a head_dim beyond what a device's
+  // shared memory holds. Not awaited.
+  Status Run(AttendPlan plan, std::span<const AttendSequence> sequences);
+  uint64_t bytes() const { return workspace_.bytes(); }
 
  private:
-  Status RunSome(AttendPlan plan, std::span<const CodecPlan> formats, std::span<const AttendSequence> sequences);
+  Status RunSome(AttendPlan plan, std::span<const AttendSequence> sequences);
   Workspace workspace_;
   std::vector<AttendSequence> sequences_;
 };

@@ -228,4 +228,54 @@ Status DeviceCodec::DecodeSome(const CodecPlan& plan, std::span<const DecodeItem
   return Launch(device, "KvpRotateBack", {static_cast<uint32_t>(rows), count, 1}, 0, plan, work);
 }
 
+Status DeviceCodec::Measure(const Spec& spec, const Shape& shape, Type source_type, int64_t hadamard, std::span<const EncodeItem> items,
+                            std::span<Loss> losses) {
+  const bool dense = Info(spec.type).family == Family::kDense;
+  CodecPlan plan = DecodePlan(spec, shape, dense ? Grid() : ScaleGrid(spec, shape), hadamard);
+  plan.source_type = source_type;
+  plan.has_zeros = !dense && SizesOf(spec, shape).zeros > 0;
+  const uint64_t each = Round(static_cast<uint64_t>(shape.elements()) * 4) * (hadamard > 0 ? 2 : 1);
+  const size_t most = std::clamp<size_t>(kMostWorkBytes / each, 1, kMostItems);
+  for (size_t first = 0; first < items.size(); first += most) {
+    const size_t count = std::min(most, items.size() - first);
+    KVP_TRY(MeasureSome(plan, items.subspan(first, count), losses.subspan(first, count)));
+  }
+  return Ok();
+}
+
+Status DeviceCodec::MeasureSome(const CodecPlan& plan, std::span<const EncodeItem> items, std::span<Loss> losses) {
+  Device& device = losses_.device();
+  const Shape& shape = plan.shape;
+  const auto elements = static_cast<uint64_t>(shape.elements());
+  const auto count = static_cast<uint32_t>(items.size());
+  const uint64_t item_bytes = Round(items.size_bytes()), loss_bytes = Round(losses.size_bytes()), value_bytes = Round(elements * count * 4);
+  KVP_ASSIGN(DevicePointer list, losses_.Take(item_bytes + loss_bytes + value_bytes + (plan.hadamard > 0 ? value_bytes : 0)));
+  DevicePointer results = list + item_bytes, values = results + loss_bytes;
+  const DevicePointer rows = values + value_bytes;
+  items_.assign(items.begin(), items.end());
+  decode_items_.clear();
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (plan.hadamard > 0) items_[i].rows = rows + i * elements * 4;
+    DecodeItem item;
+    item.codes = items[i].codes;
+    item.scales = items[i].scales;
+    item.zeros = plan.has_zeros ? items[i].zeros : 0;
+    item.global = items[i].global;
+    item.center = items[i].center;
+    item.end = items[i].valid;
+    item.out = values + i * elements * 4;
+    item.token_stride = shape.width;
+    item.head_stride = items[i].valid * shape.width;
+    item.batch_stride = shape.heads * item.head_stride;
+    decode_items_.push_back(item);
+  }
+  KVP_TRY(device.Upload(list, items_.data(), items.size_bytes()));
+  KVP_TRY(DecodeSome(plan, decode_items_));
+  if (plan.hadamard > 0) {
+    KVP_TRY(Launch(device, "KvpRotate", {static_cast<uint32_t>(shape.rows()), count, 1}, 0, plan, list));
+  }
+  KVP_TRY(Launch(device, "KvpLoss", {count, 1, 1}, kThreads * 8, plan, list, values, results));
+  return device.Download(losses.data(), results, losses.size_bytes());
+}
+
 }  // namespace kvpages::cuda

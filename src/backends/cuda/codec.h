@@ -31,7 +31,7 @@ CodecPlan DecodePlan(const Spec& spec, const Shape& shape, const Grid& grid, int
 
 class DeviceCodec {
  public:
-  explicit DeviceCodec(const std::shared_ptr<Device>& device) : workspace_(device) {}
+  explicit DeviceCodec(const std::shared_ptr<Device>& device) : workspace_(device), losses_(device) {}
 
   // What QuantizeJob asks for, of each item (backends/backend.h): `spec` resolved and of any type, dense ones included
   // (then `codes` are the elements). The items' source, strides, valid, center and outputs are device addresses; `codes`,
@@ -41,12 +41,18 @@ class DeviceCodec {
                 std::span<const EncodeItem> items);
   // What DequantizeJob asks for. `grid`: ScaleGrid(spec, shape), or that of a file's affine layout.
   Status Decode(const Spec& spec, const Shape& shape, const Grid& grid, int64_t hadamard, std::span<const DecodeItem> items);
+  // What Encode lost of each item, whose outputs are inputs here; awaited.
+  Status Measure(const Spec& spec, const Shape& shape, Type source_type, int64_t hadamard, std::span<const EncodeItem> items,
+                 std::span<Loss> losses);
+  uint64_t bytes() const { return workspace_.bytes() + losses_.bytes(); }
 
  private:
+  Status MeasureSome(const CodecPlan& plan, std::span<const EncodeItem> items, std::span<Loss> losses);
   Status EncodeSome(CodecPlan plan, std::span<const EncodeItem> items);
   Status DecodeSome(const CodecPlan& plan, std::span<const DecodeItem> items);
-  Workspace workspace_;
+  Workspace workspace_, losses_;
   std::vector<EncodeItem> items_;
+  std::vector<DecodeItem> decode_items_;
 };
 
 }  // namespace kvpages::cuda

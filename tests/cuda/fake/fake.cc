@@ -9,6 +9,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <new>
@@ -120,7 +121,12 @@ Fake& All() {
   static auto& fake = *new Fake;
   return fake;
 }
-thread_local std::vector<Context> t_current;
+// Without a destructor: objects of a thread that ends are destroyed in any order, and call this library.
+struct Stack {
+  Context items[64];
+  size_t count;
+};
+constinit thread_local Stack t_current{};
 
 bool IsSticky(Result error) { return error == 214 || error == 700 || error == 710 || error == 716 || error == 719 || error == 999; }
 
@@ -144,7 +150,7 @@ Result Enter(const char* call, bool needs_context) {
     if (IsSticky(error)) fake.lost = error;
     return error;
   }
-  return needs_context && (t_current.empty() || t_current.back() != &fake.context) ? 201 : kSuccess;
+  return needs_context && (t_current.count == 0 || t_current.items[t_current.count - 1] != &fake.context) ? 201 : kSuccess;
 }
 #define KVP_ENTER(needs_context)                                        \
   const std::lock_guard<std::recursive_mutex> kvp_guard(All().mutex);   \
@@ -239,14 +245,14 @@ KVP_FAKE Result cuDevicePrimaryCtxRelease_v2(DeviceNumber) {
 }
 KVP_FAKE Result cuCtxPushCurrent_v2(Context context) {
   KVP_ENTER(false);
-  t_current.push_back(context);
+  if (t_current.count == std::size(t_current.items)) return 2;
+  t_current.items[t_current.count++] = context;
   return kSuccess;
 }
 KVP_FAKE Result cuCtxPopCurrent_v2(Context* context) {
   const std::lock_guard<std::recursive_mutex> guard(All().mutex);
-  if (t_current.empty()) return 201;
-  *context = t_current.back();
-  t_current.pop_back();
+  if (t_current.count == 0) return 201;
+  *context = t_current.items[--t_current.count];
   return kSuccess;
 }
 KVP_FAKE Result cuModuleLoadDataEx(Module* module, const void* image, unsigned, int*, void**) {

@@ -128,8 +128,8 @@ KVP_KERNEL(KvpAttendPart, kAttendThreads)(AttendPlan plan, const AttendSequence*
     const int64_t start = page.start, length = page.length;
     if (start > last_query) break;
     if (plan.window != 0 && sequence.start - (start + length - 1) >= plan.window && start >= plan.sinks) continue;
-    const CodecPlan& key_format = At<const CodecPlan>(plan.formats)[page.key.format];
-    const CodecPlan& value_format = At<const CodecPlan>(plan.formats)[page.value.format];
+    const CodecPlan& key_format = At<const CodecPlan>(sequence.formats)[page.key.format];
+    const CodecPlan& value_format = At<const CodecPlan>(sequence.formats)[page.value.format];
     const bool centered = page.key.center != 0 && page.key.center == sequence.center;
     const bool rotated = key_format.hadamard > 0 && key_format.hadamard == plan.key_run;
     const bool key_folded = (key_format.hadamard == 0 || rotated) && (page.key.center == 0 || centered);

@@ -11,7 +11,7 @@ namespace kvpages::cuda {
 // Keys or values of a page, all heads; addresses as in DecodeItem.
 struct AttendSide {
   uint64_t codes = 0, scales = 0, zeros = 0, global = 0, center = 0;
-  int32_t format = 0;  // index of the CodecPlan that decodes it
+  int32_t format = 0;  // index of the CodecPlan of AttendSequence::formats that decodes it
   int32_t unused = 0;
 };
 struct AttendPage {
@@ -25,6 +25,7 @@ struct AttendSequence {
   int64_t start = 0;     // position of the first query
   uint64_t pages = 0;    // AttendPage, by position
   int64_t page_count = 0;
+  uint64_t formats = 0;  // CodecPlan, as DecodePlan makes them
   uint64_t center = 0;   // the layer's, bf16 [kv_heads, key_width], or 0
   uint64_t out = 0;      // f32 [heads, tokens, value_width]
   uint64_t lse = 0;      // f32 [heads, tokens], or 0
@@ -41,7 +42,6 @@ struct AttendPlan {
   int64_t window = 0, sinks = 0;  // 0: none
   int64_t key_run = 0, value_run = 0;  // with which this layer's pages are rotated; others are rotated back page by page
   uint64_t sink_logits = 0;       // f32 [heads], or 0
-  uint64_t formats = 0;           // CodecPlan
   int32_t tile = 0, rows = 0;     // tokens decoded at once, query rows of a block of threads
 };
 

@@ -60,4 +60,21 @@ struct DecodeItem {
   int64_t batch_stride = 0, head_stride = 0, token_stride = 0;
 };
 
+// What encoding one payload lost, over its valid elements.
+struct Loss {
+  double squared_error = 0, max_error = 0;
+  int64_t saturated = 0;    // as CountSaturated counts
+  uint32_t non_finite = 0;  // whether the source holds NaN or an infinity
+  uint32_t no_scale = 0;    // whether an f32 scale is not > 0
+  float global = 1;
+  uint32_t zero = 0;        // the first zero point's byte
+};
+
+// Rows to copy from one place to another; all even.
+struct CopyItem {
+  uint64_t to = 0, from = 0;
+  uint64_t row_bytes = 0, to_pitch = 0, from_pitch = 0;
+  int64_t rows = 0;
+};
+
 }  // namespace kvpages::cuda

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every kernel, compiled as one. -fmad=false -ftz=false -prec-div=true -prec-sqrt=true: the codec's bytes depend on it.
 #include "backends/cuda/kernels/attend.cuh"
+#include "backends/cuda/kernels/copy.cuh"
 #include "backends/cuda/kernels/fast.cuh"
 #include "backends/cuda/kernels/generic.cuh"
+#include "backends/cuda/kernels/loss.cuh"
 
 // Names for a launch.
 #define KVP_CUDA_FAST_KERNELS(X, name) X(KvpTokens##name) X(KvpStored##name) X(KvpChannels##name) X(KvpRows##name)
@@ -23,6 +25,8 @@
   X(KvpNarrow)                   \
   X(KvpDecode)                   \
   X(KvpRotateBack)               \
+  X(KvpCopyRows)                 \
+  X(KvpLoss)                     \
   X(KvpAttendQueries)            \
   X(KvpAttendPart)               \
   X(KvpAttendMerge)              \
