@@ -44,10 +44,19 @@ function findAddon(): Attempt {
 function cuda(): Attempt {
   const { functions } = native();
   if (functions === undefined) return { reason: 'there is no addon to use it' };
+  const core = new Core(functions);
   // Asked each time: what is there is remembered by the core, and a GPU may be lost.
-  const { usable, reason } = new Core(functions).json<{ usable: boolean; reason: string }>('kvp_device_probe');
+  const { usable, reason } = core.json<{ usable: boolean; reason: string }>('kvp_device_probe');
   if (!usable) return { reason };
-  if (functions['kvp_instance_device'] === undefined) return { reason: `this version does not use ${reason}` };
+  // It may still have no memory for an instance.
+  const instance = core.handle('kvp_instance_create', 'reference', 0);
+  try {
+    core.call('kvp_instance_device', instance, 'cuda');
+  } catch (error) {
+    return { reason: (error as Error).message };
+  } finally {
+    core.call('kvp_release', instance);
+  }
   return { functions, reason };
 }
 

@@ -42,6 +42,19 @@ async function runChecksums() {
   return { passed: good ? 1 : 0, failed: good ? 0 : 1, skipped: 0 };
 }
 
+/** The tests of the JavaScript API that work on tensors and caches. */
+async function runJavaScript() {
+  const report = inRoot('build', 'gpu-vitest.json');
+  rmSync(report, { force: true });
+  const { status } = await capture(
+    process.execPath,
+    [inRoot('node_modules', 'vitest', 'vitest.mjs'), 'run', '--project', 'node-cuda', '--reporter=default', '--reporter=json', `--outputFile.json=${report}`],
+    { shown: true, env: { ...process.env, CI: 'true', NO_COLOR: '1', KVP_TEST_GPU: '1' } },
+  );
+  const { numPassedTests = 0, numFailedTests = 0, numPendingTests = 0 } = JSON.parse(read(report) || '{}');
+  return { passed: numPassedTests, failed: status !== 0 && numFailedTests === 0 ? 1 : numFailedTests, skipped: numPendingTests };
+}
+
 if (isMain(import.meta)) {
   await script(async () => {
     await setup();
@@ -50,7 +63,7 @@ if (isMain(import.meta)) {
     const results = [await runSuite(program)];
     if (results[0].passed + results[0].failed === 0) {
       say(`no GPU was found (${results[0].why}): nothing was tested`);
-      results[0].skipped += 1; // the checksums
+      results[0].skipped += 2; // the checksums and the JavaScript
     } else {
       if (which(sanitizer)) {
         for (const tool of ['memcheck', 'racecheck', 'synccheck']) {
@@ -60,7 +73,7 @@ if (isMain(import.meta)) {
       } else {
         say(`no ${sanitizer} on PATH: not run`);
       }
-      results.push(await runChecksums());
+      results.push(await runChecksums(), await runJavaScript());
     }
     const sum = (key) => results.reduce((total, result) => total + result[key], 0);
     process.stdout.write(`${sum('passed')} passed, ${sum('failed')} failed, ${sum('skipped')} skipped\n`);

@@ -22,7 +22,10 @@ int main() {
 #include <cstring>
 #include <functional>
 #include <random>
+#include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "backends/backend.h"
@@ -38,6 +41,8 @@ constexpr const char* kSpecs[] = {
     "int4/channel/32/absmax/f16", "int8/tensor/absmax/f32",           "nvfp4",                    "mxfp4",
     "int4/token/64/mse/f32",     "lm4/token/64/mse/e4m3+hadamard",
 };
+
+constexpr int64_t kQueryHeads = 32, kPageTokens = 16;
 
 double g_least_seconds = 0.2;
 
@@ -145,6 +150,114 @@ class Bench {
     }
   }
 
+  // One token a sequence, against pages of a preset: their codes and scales are read once.
+  void Attention(std::string_view preset_name, std::span<const int64_t> lengths, std::span<const int64_t> counts) {
+    const Preset* preset = FindPreset(preset_name);
+    std::printf("\nattention, %s: %lld query heads, %lld KV heads, head_dim %lld\n%10s %10s %10s %12s\n", std::string(preset_name).c_str(),
+                static_cast<long long>(kQueryHeads), static_cast<long long>(kHeads), static_cast<long long>(kWidth), "tokens", "sequences", "ms",
+                "GB/s of codes");
+    const Shape shape{1, kHeads, kPageTokens, kWidth};
+    struct Side {
+      Spec spec;
+      ArraySizes sizes;
+      int64_t run = 0;
+      uint64_t codes = 0, scales = 0, zeros = 0, global = 0;  // places in a record
+    } sides[2];
+    uint64_t record = 0, coded = 0;
+    const auto place = [&](uint64_t bytes) { return std::exchange(record, record + (bytes + 255) / 256 * 256); };
+    for (int i = 0; i < 2; ++i) {
+      Side& side = sides[i];
+      Spec parsed = Demand(ParseSpec(i == 0 ? preset->key : preset->value, "spec"));
+      parsed.center = false;
+      side.spec = Demand(ResolveSpec(parsed, kWidth, "spec"));
+      side.sizes = SizesOf(side.spec, shape);
+      side.run = side.spec.hadamard ? HadamardLength(kWidth, HadamardRun::kLargest) : 0;
+      side.codes = place(side.sizes.codes);
+      side.scales = place(side.sizes.scales);
+      side.zeros = place(side.sizes.zeros);
+      side.global = place(4);
+      coded += side.sizes.codes + side.sizes.scales + side.sizes.zeros;
+    }
+    const auto page = Demand(DeviceBlock::Allocate(device_, record));
+    const auto source = Demand(DeviceBlock::Allocate(device_, static_cast<uint64_t>(shape.elements()) * 2));
+    Fill(source);
+    DeviceCodec codec(device_);
+    std::vector<CodecPlan> plans;
+    for (const Side& side : sides) {
+      EncodeItem item;
+      item.source = source.at();
+      item.token_stride = kWidth;
+      item.head_stride = item.batch_stride = kPageTokens * kWidth;
+      item.valid = kPageTokens;
+      item.codes = page.at() + side.codes;
+      item.scales = page.at() + side.scales;
+      item.zeros = side.sizes.zeros > 0 ? page.at() + side.zeros : 0;
+      item.global = page.at() + side.global;
+      Demand(codec.Encode(side.spec, {}, shape, Type::bf16, side.run, {&item, 1}));
+      plans.push_back(DecodePlan(side.spec, shape, ScaleGrid(side.spec, shape), side.run));
+    }
+    const auto formats = Demand(DeviceBlock::Allocate(device_, plans.size() * sizeof(CodecPlan)));
+    Demand(device_->Upload(formats.at(), plans.data(), plans.size() * sizeof(CodecPlan)));
+    for (const int64_t length : lengths) {
+      for (const int64_t count : counts) {
+        const auto pages = static_cast<uint64_t>(CeilDiv(length, kPageTokens)), all = pages * static_cast<uint64_t>(count);
+        if (all * (record + sizeof(AttendPage)) > memory_ / 10 * 8) {
+          std::printf("%10lld %10lld   not enough memory\n", static_cast<long long>(length), static_cast<long long>(count));
+          continue;
+        }
+        const auto records = Demand(DeviceBlock::Allocate(device_, all * record));
+        Demand(device_->Copy(records.at(), page.at(), record));
+        for (uint64_t done = 1; done < all; done *= 2) {
+          Demand(device_->Copy(records.at() + done * record, records.at(), std::min(done, all - done) * record));
+        }
+        std::vector<AttendPage> list;
+        for (uint64_t i = 0; i < all; ++i) {
+          AttendPage entry;
+          entry.start = static_cast<int64_t>(i % pages) * kPageTokens;
+          entry.length = std::min(kPageTokens, length - entry.start);
+          for (int k = 0; k < 2; ++k) {
+            AttendSide& to = k == 0 ? entry.key : entry.value;
+            const DevicePointer at = records.at() + i * record;
+            to.codes = at + sides[k].codes;
+            to.scales = at + sides[k].scales;
+            to.zeros = sides[k].sizes.zeros > 0 ? at + sides[k].zeros : 0;
+            to.global = at + sides[k].global;
+            to.format = k;
+          }
+          list.push_back(entry);
+        }
+        const auto table = Demand(DeviceBlock::Allocate(device_, list.size() * sizeof(AttendPage)));
+        Demand(device_->Upload(table.at(), list.data(), list.size() * sizeof(AttendPage)));
+        const auto out = Demand(DeviceBlock::Allocate(device_, static_cast<uint64_t>(count * kQueryHeads * kWidth) * 4));
+        std::vector<AttendSequence> sequences;
+        for (int64_t i = 0; i < count; ++i) {
+          AttendSequence sequence;
+          sequence.queries = source.at();
+          sequence.head_stride = sequence.token_stride = kWidth;
+          sequence.start = length - 1;
+          sequence.pages = table.at() + static_cast<uint64_t>(i) * pages * sizeof(AttendPage);
+          sequence.page_count = static_cast<int64_t>(pages);
+          sequence.formats = formats.at();
+          sequence.out = out.at() + static_cast<uint64_t>(i * kQueryHeads * kWidth) * 4;
+          sequences.push_back(sequence);
+        }
+        AttendPlan plan;
+        plan.heads = kQueryHeads;
+        plan.kv_heads = kHeads;
+        plan.key_width = plan.value_width = kWidth;
+        plan.tokens = 1;
+        plan.query_type = Type::bf16;
+        plan.scale = 1 / std::sqrt(static_cast<float>(kWidth));
+        plan.key_run = sides[0].run;
+        plan.value_run = sides[1].run;
+        DeviceAttention attention(device_);
+        const double time = Time(*device_, [&] { return attention.Run(plan, sequences); });
+        std::printf("%10lld %10lld %10.3f %12.1f\n", static_cast<long long>(length), static_cast<long long>(count), time * 1e3,
+                    static_cast<double>(all * coded) / time * 1e-9);
+      }
+    }
+  }
+
  private:
   void Fill(const DeviceBlock& block) {
     std::mt19937 random(1);
@@ -179,6 +292,9 @@ int main(int argc, char** argv) {
   Bench bench(Demand(OpenDevice(context.value())), memory.free_bytes, elements);
   bench.Codec();
   bench.Transfers(quick ? 1 << 16 : uint64_t{256} << 20);
+  const std::vector<int64_t> lengths = quick ? std::vector<int64_t>{200} : std::vector<int64_t>{1 << 10, 1 << 13, 1 << 15, 1 << 17};
+  const std::vector<int64_t> counts = quick ? std::vector<int64_t>{1, 2} : std::vector<int64_t>{1, 8, 64};
+  for (const char* preset : {"kv8", "kv4"}) bench.Attention(preset, lengths, counts);
   return 0;
 }
 

@@ -6,7 +6,7 @@ import type { KvPages, LoadOptions } from '../../js/index.js';
 
 declare module 'vitest' {
   export interface ProvidedContext {
-    backend: 'native' | 'wasm';
+    backend: 'native' | 'wasm' | 'cuda';
   }
 }
 

@@ -423,7 +423,7 @@ KVP_FAKE uint64_t KvpFakeGet(const char* what) {
   if (std::strcmp(what, "contexts") == 0) return fake.retained;
   if (std::strcmp(what, "modules") == 0) return fake.modules;
   if (std::strcmp(what, "held") == 0) return fake.held;
-  if (std::strcmp(what, "current") == 0) return t_current.size();
+  if (std::strcmp(what, "current") == 0) return t_current.count;
   if (std::strcmp(what, "locked") == 0) return fake.locked_bytes;
   const auto found = fake.counts.find(what);
   return found == fake.counts.end() ? 0 : found->second;
