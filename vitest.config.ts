@@ -24,6 +24,7 @@ const cuda = {
     include: [`tests/js/{${onGpu ? 'tensors,equality,model-cache-random,vectors,errors,' : ''}model-cache,paged-cache}.test.ts`],
     env: onGpu ? {} : { KVPAGES_CUDA_LIBRARY: fake, KVPAGES_FAKE_CUDA: 'version=99000' },
     provide: { backend: 'cuda' as const },
+    testTimeout: 60_000, // kernels on the CPU
   },
 };
 
