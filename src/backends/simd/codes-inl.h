@@ -76,6 +76,61 @@ HWY_INLINE void BlockMagnitudes(const float* HWY_RESTRICT x, int64_t count, int6
   for (; b < count; ++b) out[b] = hn::ReduceMax(d, of_block(b));
 }
 
+// The largest sum of squares of `count` blocks of `block` floats that follow each other, each by the halving tree of
+// formats/search.h. `block`: a power of two, 16 to 512.
+HWY_INLINE float LargestSquareSum(const float* HWY_RESTRICT x, int64_t count, int64_t block) {
+  const hn::CappedTag<float, 8> d;
+  using V = hn::Vec<decltype(d)>;
+  constexpr int64_t kLanes = HWY_LANES(float) > 8 ? 8 : HWY_LANES(float);
+  const auto square = [&](const float* from) HWY_ATTR {
+    const V v = hn::LoadU(d, from);
+    return hn::Mul(v, v);
+  };
+  // The tree down to the last vector.
+  const auto of_block = [&](int64_t b) HWY_ATTR {
+    const float* from = x + b * block;
+    V sums[512 / kLanes / 2];
+    int64_t half = block / 2 / kLanes;
+    for (int64_t i = 0; i < half; ++i) sums[i] = hn::Add(square(from + i * kLanes), square(from + (i + half) * kLanes));
+    for (half /= 2; half >= 1; half /= 2) {
+      for (int64_t i = 0; i < half; ++i) sums[i] = hn::Add(sums[i], sums[i + half]);
+    }
+    return sums[0];
+  };
+  const hn::Repartition<double, decltype(d)> d64;
+  const auto pairs = [&](V a, V b) HWY_ATTR {
+    const auto low = hn::BitCast(d64, a), high = hn::BitCast(d64, b);
+    return hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, low, high)), hn::BitCast(d, hn::InterleaveUpper(d64, low, high)));
+  };
+  // The sums of 16 bytes each, in any order.
+  const auto fold = [&](V a, V b, V c, V e) HWY_ATTR {
+    const V ab = pairs(a, b), ce = pairs(c, e);
+    return hn::Add(hn::ConcatEven(d, ce, ab), hn::ConcatOdd(d, ce, ab));
+  };
+  V most = hn::Zero(d);
+  int64_t b = 0;
+  for (; b + kLanes <= count; b += kLanes) {
+    V v[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i) v[i] = of_block(b + i);
+    if constexpr (kLanes == 8) {
+      const auto halves = [&](int i) HWY_ATTR { return hn::Add(hn::ConcatLowerLower(d, v[i + 1], v[i]), hn::ConcatUpperUpper(d, v[i + 1], v[i])); };
+      most = hn::Max(most, fold(halves(0), halves(2), halves(4), halves(6)));
+    } else {
+      most = hn::Max(most, fold(v[0], v[1], v[2], v[3]));
+    }
+  }
+  float largest = hn::ReduceMax(d, most);
+  for (; b < count; ++b) {
+    alignas(32) float rest[kLanes];
+    hn::Store(of_block(b), d, rest);
+    for (int64_t half = kLanes / 2; half >= 1; half /= 2) {
+      for (int64_t i = 0; i < half; ++i) rest[i] = rest[i] + rest[i + half];
+    }
+    largest = rest[0] > largest ? rest[0] : largest;
+  }
+  return largest;
+}
+
 // ---- Dense types: core/float.h ----
 
 HWY_INLINE VF WidenBF16(VU half) { return Float(hn::ShiftLeft<16>(half)); }
@@ -335,12 +390,14 @@ struct LevelCode {
   // Cell i of [0, kMost], each kCell wide, has the border between level i and i + 1 well inside it, and no other.
   static constexpr float kCell = kBits == 4 ? 0.345f : kBits == 3 ? 0.6f : 1.1f, kMost = kBits == 4 ? 2.41f : kBits == 3 ? 1.79f : 1.09f;
   float positive[kRoom] = {}, middle[kRoom] = {};  // middle[i]: border between positive level i - 1 and i, middle[0] = 0
-  float border[kRoom] = {};                        // of cell i
+  float border[kRoom] = {}, half_gap[kRoom] = {};  // of cell i; half the way between the levels at the border
   LevelCode() {
     for (int i = 0; i < kHalf; ++i) {
       positive[i] = PositiveLevel(kBits, i);
       middle[i] = LevelMiddle(kBits, kHalf - 1 + i);
-      if (i > 0) border[i - 1] = middle[i];
+      if (i == 0) continue;
+      border[i - 1] = middle[i];
+      half_gap[i - 1] = (positive[i] - positive[i - 1]) * 0.5f;
     }
   }
   HWY_INLINE bool quick() const { return true; }
@@ -348,7 +405,11 @@ struct LevelCode {
     *sound = Moderate(scale, 1.2676506002282294e30f);
     return hn::IfThenZeroElse(hn::Eq(scale, hn::Zero(DF())), hn::Div(Value(1.0f), scale));
   }
-  HWY_INLINE VI CellOf(VF limited) const { return hn::ConvertTo(DI(), hn::Mul(limited, Value(1.0f / kCell))); }
+  // Rounded, not cut: a conversion that cuts has to look after numbers beyond int32. The low bits are the cell's number.
+  HWY_INLINE VI CellOf(VF limited) const {
+    const VF cell = hn::Add(hn::MulAdd(limited, Value(1.0f / kCell), Value(-0.5f)), Value(12582912.0f));
+    return hn::And(hn::BitCast(DI(), Bits(cell)), hn::Set(DI(), kHalf - 1));
+  }
   using Doubt = MF;
   static HWY_INLINE Doubt NoDoubt() { return hn::Eq(hn::Zero(DF()), hn::Zero(DF())); }
   static HWY_INLINE bool Certain(Doubt doubt) { return hn::AllTrue(DF(), doubt); }
@@ -367,15 +428,14 @@ struct LevelCode {
     return hn::Xor(hn::Add(index, hn::Set(DI(), kHalf)), hn::And(side, hn::Set(DI(), 2 * kHalf - 1)));
   }
   HWY_INLINE VF Rough(VF x, VF factor, VF scale, VF) const {
-    const VF a = hn::Abs(x), q = hn::Min(hn::Mul(a, factor), Value(kMost));
-    VF level = Value(positive[0]);
+    const VF a = hn::Abs(x), q = hn::Mul(a, factor);
     if constexpr (kLookUp) {
-      const VI cell = CellOf(q);
-      const auto above = hn::Gt(q, LookUp(border, hn::BitCast(DU(), cell)));
-      level = LookUp(positive, hn::BitCast(DU(), hn::Sub(cell, hn::VecFromMask(DI(), hn::RebindMask(DI(), above)))));
-    } else {
-      for (int i = 1; i < kHalf; ++i) level = hn::IfThenElse(hn::Gt(q, Value(middle[i])), Value(positive[i]), level);
+      // Both levels at a border are equally far from it.
+      const VU cell = hn::BitCast(DU(), CellOf(hn::Min(q, Value(kMost))));
+      return hn::Mul(hn::Sub(hn::Abs(hn::Sub(q, LookUp(border, cell))), LookUp(half_gap, cell)), scale);
     }
+    VF level = Value(positive[0]);
+    for (int i = 1; i < kHalf; ++i) level = hn::IfThenElse(hn::Gt(q, Value(middle[i])), Value(positive[i]), level);
     return hn::NegMulAdd(level, scale, a);
   }
   HWY_INLINE static VF LookUp(const float* table, VU index) {

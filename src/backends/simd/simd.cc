@@ -391,11 +391,14 @@ HWY_INLINE VF RotateLanes(VF v) {
   return v;
 }
 
-// Rotation of formats/hadamard.h. The first eight vectors' strides stay in registers.
-void Rotate(float* row, int64_t width, int64_t n) {
+// Rotation of formats/hadamard.h, of `from` (which may be `row`) into `row`. The first eight vectors' strides stay in registers.
+void Rotate(const float* from, float* row, int64_t width, int64_t n) {
   const int64_t lanes = LaneCount();
   const DF d;
-  if (n < 2 * lanes) return RotateRow(row, width, n);
+  if (n < 2 * lanes) {
+    if (from != row) std::memcpy(row, from, static_cast<size_t>(width) * 4);
+    return RotateRow(row, width, n);
+  }
   const VF factor = Value(static_cast<float>(1.0 / std::sqrt(static_cast<double>(n))));
   for (int64_t run = 0; run < width; run += n) {
     int64_t stride = lanes;
@@ -404,7 +407,7 @@ void Rotate(float* row, int64_t width, int64_t n) {
       for (int64_t i = run; i < run + n; i += 8 * lanes) {
         VF v[8];
         HWY_UNROLL(8)
-        for (int k = 0; k < 8; ++k) v[k] = RotateLanes(hn::LoadU(d, row + i + k * lanes));
+        for (int k = 0; k < 8; ++k) v[k] = RotateLanes(hn::LoadU(d, from + i + k * lanes));
         const auto pair = [&](int k, int step) HWY_ATTR {
           const VF a = v[k], b = v[k + step];
           v[k] = hn::Add(a, b);
@@ -422,7 +425,7 @@ void Rotate(float* row, int64_t width, int64_t n) {
       if (last) continue;
       stride = 8 * lanes;
     } else {
-      for (int64_t i = run; i < run + n; i += lanes) hn::StoreU(RotateLanes(hn::LoadU(d, row + i)), d, row + i);
+      for (int64_t i = run; i < run + n; i += lanes) hn::StoreU(RotateLanes(hn::LoadU(d, from + i)), d, row + i);
     }
     for (; stride < n; stride *= 2) {
       const bool last = stride * 2 == n;
@@ -438,39 +441,39 @@ void Rotate(float* row, int64_t width, int64_t n) {
   }
 }
 
-// rows[i][0, lanes) -> column i at out + i * lanes.
+// rows[i][0, lanes) -> column i at out + i * lanes. Squares of up to 8 x 8.
 HWY_INLINE void Transpose(const float* const* rows, float* out) {
-  const DF d;
-#if HWY_MAX_BYTES <= 32
-  const hn::Repartition<double, DF> d64;
-  const auto four = [&](const float* const* from, VF* to) HWY_ATTR {
-    const VF a = hn::LoadU(d, from[0]), b = hn::LoadU(d, from[1]), c = hn::LoadU(d, from[2]), e = hn::LoadU(d, from[3]);
-    const auto low = hn::BitCast(d64, hn::InterleaveLower(d, a, b)), low2 = hn::BitCast(d64, hn::InterleaveLower(d, c, e));
-    const auto high = hn::BitCast(d64, hn::InterleaveUpper(d, a, b)), high2 = hn::BitCast(d64, hn::InterleaveUpper(d, c, e));
-    to[0] = hn::BitCast(d, hn::InterleaveLower(d64, low, low2));
-    to[1] = hn::BitCast(d, hn::InterleaveUpper(d64, low, low2));
-    to[2] = hn::BitCast(d, hn::InterleaveLower(d64, high, high2));
-    to[3] = hn::BitCast(d, hn::InterleaveUpper(d64, high, high2));
-  };
-  VF first[4];
-  four(rows, first);
-#if HWY_MAX_BYTES == 16
-  for (int k = 0; k < 4; ++k) hn::StoreU(first[k], d, out + 4 * k);
-#else
-  VF second[4];
-  four(rows + 4, second);
-  for (int k = 0; k < 4; ++k) {
-    hn::StoreU(hn::ConcatLowerLower(d, second[k], first[k]), d, out + 8 * k);
-    hn::StoreU(hn::ConcatUpperUpper(d, second[k], first[k]), d, out + 8 * (k + 4));
+  const hn::CappedTag<float, 8> d;
+  using V = hn::Vec<decltype(d)>;
+  const hn::Repartition<double, decltype(d)> d64;
+  constexpr int kLanes = HWY_LANES(float), kSide = kLanes > 8 ? 8 : kLanes;
+  for (int row = 0; row < kLanes; row += kSide) {
+    for (int column = 0; column < kLanes; column += kSide) {
+      const auto four = [&](int first, V* to) HWY_ATTR {
+        const auto load = [&](int i) HWY_ATTR { return hn::LoadU(d, rows[row + first + i] + column); };
+        const V a = load(0), b = load(1), c = load(2), e = load(3);
+        const auto low = hn::BitCast(d64, hn::InterleaveLower(d, a, b)), low2 = hn::BitCast(d64, hn::InterleaveLower(d, c, e));
+        const auto high = hn::BitCast(d64, hn::InterleaveUpper(d, a, b)), high2 = hn::BitCast(d64, hn::InterleaveUpper(d, c, e));
+        to[0] = hn::BitCast(d, hn::InterleaveLower(d64, low, low2));
+        to[1] = hn::BitCast(d, hn::InterleaveUpper(d64, low, low2));
+        to[2] = hn::BitCast(d, hn::InterleaveLower(d64, high, high2));
+        to[3] = hn::BitCast(d, hn::InterleaveUpper(d64, high, high2));
+      };
+      float* const to = out + column * kLanes + row;
+      V first[4];
+      four(0, first);
+      if constexpr (kSide == 4) {
+        for (int k = 0; k < 4; ++k) hn::StoreU(first[k], d, to + k * kLanes);
+      } else {
+        V second[4];
+        four(4, second);
+        for (int k = 0; k < 4; ++k) {
+          hn::StoreU(hn::ConcatLowerLower(d, second[k], first[k]), d, to + k * kLanes);
+          hn::StoreU(hn::ConcatUpperUpper(d, second[k], first[k]), d, to + (k + 4) * kLanes);
+        }
+      }
+    }
   }
-#endif
-#else
-  const int64_t lanes = LaneCount();
-  for (int64_t i = 0; i < lanes; ++i) {
-    for (int64_t k = 0; k < lanes; ++k) std::memcpy(out + i * lanes + k, rows[k] + i, 4);
-  }
-  static_cast<void>(d);
-#endif
 }
 
 // ---- Dequantize ----
@@ -545,7 +548,7 @@ void FinishRows(const DequantizeJob& job) {
     for (int64_t h = 0; h < shape.heads; ++h) {
       for (int64_t t = job.begin; t < job.end; ++t) {
         float* row = job.out + b * job.batch_stride + h * job.head_stride + (t - job.begin) * job.token_stride;
-        if (job.hadamard > 0) Rotate(row, shape.width, job.hadamard);
+        if (job.hadamard > 0) Rotate(row, row, shape.width, job.hadamard);
         if (job.center == nullptr) continue;
         const auto* center = reinterpret_cast<const uint8_t*>(job.center + h * shape.width);
         ForVectors(shape.width, [&](int64_t i, int64_t n) HWY_ATTR {
@@ -728,7 +731,7 @@ class Quantizer {
     if (job_.spec.scale_type == ScaleType::kE4M3) {
       largest_ = 0;
       ForBlocks([&](int64_t b, int64_t h, int64_t t, int64_t tokens, int64_t valid, const float* const* rows) {
-        Calibrate(b, h, t, tokens, valid, rows, true);
+        if (!FindLargest(valid, rows)) Calibrate(b, h, t, tokens, valid, rows, true);
       });
       if (job_.spec.axis == Axis::kTensor || job_.spec.axis == Axis::kHead) FinishWhole(true);
       *job_.global = E4M3Global(largest_);
@@ -756,14 +759,19 @@ class Quantizer {
   const float* Row(int64_t b, int64_t h, int64_t t, float* out) {
     const int64_t first = b * job_.batch_stride + h * job_.head_stride + t * job_.token_stride;
     if (!Transformed()) return static_cast<const float*>(job_.source) + first;
-    Widen(job_.source_type, static_cast<const uint8_t*>(job_.source) + first * (job_.source_type == Type::f32 ? 4 : 2), out, width_);
+    const bool as_it_is = job_.source_type == Type::f32 && job_.center == nullptr;
+    const float* row = static_cast<const float*>(job_.source) + first;
+    if (!as_it_is) {
+      Widen(job_.source_type, static_cast<const uint8_t*>(job_.source) + first * (job_.source_type == Type::f32 ? 4 : 2), out, width_);
+      row = out;
+    }
     if (job_.center != nullptr) {
       const auto* center = reinterpret_cast<const uint8_t*>(job_.center + h * width_);
       ForVectors(width_, [&](int64_t i, int64_t n) HWY_ATTR {
         StoreFloats(hn::Sub(LoadFloats(out + i, n), WidenBF16(LoadHalves(center + i * 2, n))), out + i, n);
       });
     }
-    if (job_.hadamard > 0) Rotate(out, width_, job_.hadamard);
+    if (job_.hadamard > 0) Rotate(row, out, width_, job_.hadamard);
     if (job_.center != nullptr || job_.hadamard > 0) ok_ = ok_ && FirstNonFinite(Type::f32, out, width_) < 0;
     return out;
   }
@@ -826,6 +834,36 @@ class Quantizer {
     whole_head_ = -1;
     if (only_largest) largest_ = std::max(largest_, TopScale(lo, hi, 0));
     else StoreOne(index, lo, hi);
+  }
+
+  // The largest scale of any group of these rows, where that needs no scale of a group: rounded operations keep the order.
+  bool FindLargest(int64_t valid, const float* const* rows) {
+    if (valid == 0 || job_.spec.axis == Axis::kTensor || job_.spec.axis == Axis::kHead) return false;
+    const int64_t block = job_.spec.block;
+    if (codec_.family == Family::kLevels) {
+      const bool whole = block >= 16 && block <= kMostSearched && (block & (block - 1)) == 0 && width_ % block == 0;
+      if (!whole || job_.spec.axis != Axis::kToken) return false;
+      const bool run = Transformed() || job_.token_stride == width_;
+      const int64_t together = run ? valid : 1;
+      float most = 0;
+      for (int64_t k = 0; k < valid; k += together) most = std::max(most, LargestSquareSum(rows[k], together * width_ / block, block));
+      largest_ = std::max(largest_, TopScale(0, 0, std::sqrt(most / static_cast<float>(block))));
+      return true;
+    }
+    if (!Symmetric()) return false;
+    VF most = hn::Zero(DF()), other = most;
+    for (int64_t k = 0; k < valid; ++k) {
+      const int64_t lanes = LaneCount();
+      int64_t i = 0;
+      for (; i + 2 * lanes <= width_; i += 2 * lanes) {
+        most = hn::Max(most, hn::Abs(hn::LoadU(DF(), rows[k] + i)));
+        other = hn::Max(other, hn::Abs(hn::LoadU(DF(), rows[k] + i + lanes)));
+      }
+      for (; i < width_; i += lanes) most = hn::Max(most, hn::Abs(LoadFloats(rows[k] + i, std::min(lanes, width_ - i))));
+    }
+    const float amax = hn::ReduceMax(DF(), hn::Max(most, other));
+    largest_ = std::max(largest_, TopScale(-amax, amax, 0));
+    return true;
   }
 
   bool Symmetric() const { return codec_.family == Family::kFloatCode || codec_.is_signed; }
@@ -1110,7 +1148,7 @@ class Quantizer {
     if (ready) {
       hi = LoadFloats(hi_ + d, n);
       if (!OnlyMagnitudes()) lo = LoadFloats(lo_ + d, n);
-    } else if (valid > 0) {
+    } else if (valid > 0 && codec_.family != Family::kLevels) {
       Range range = EmptyRange();
       for (int64_t t = 0; t < valid; ++t) range.Add(LoadFloats(rows[t] + d, n));
       lo = range.lo;
@@ -1124,6 +1162,8 @@ class Quantizer {
                                return hn::Mul(v, v);
                              }),
                              Value(static_cast<float>(valid))));
+      // No element is beyond it: what the search asks of the largest magnitude.
+      amax = hn::Mul(rms, Value(1.001f * std::sqrt(static_cast<float>(valid))));
     }
     VF top;
     const VF range_top = Value(codec_.top);
@@ -1250,8 +1290,10 @@ class Quantizer {
       last_bits = stored.bits;
       last_zero = zero;
       VF error = none;
+      // With a scale of 0 nothing is left of an element.
+      const bool roughly = rough && (!levels || hn::AllFalse(DF(), hn::And(hn::Eq(stored.value, none), hn::Ne(amax, none))));
       if constexpr (C::kRough) {
-        if (rough) {
+        if (roughly) {
           const VF factor = hn::IfThenZeroElse(hn::Eq(stored.value, none), hn::Div(Value(1.0f), stored.value));
           if (!symmetric && !levels) {
             // Both ends of the range alone may cost too much.
@@ -1259,22 +1301,27 @@ class Quantizer {
             const VF ends = hn::Max(hn::Mul(first, first), hn::Mul(second, second));
             if (count > 0 && hn::AllTrue(DF(), hn::Or(hn::Gt(ends, hn::Add(enough, slack)), hn::Eq(amax, none)))) continue;
           }
-          VF other = none;
-          int64_t t = 0;
-          for (; t + 2 <= valid; t += 2) {
-            const VF e = code_.Rough(LoadFloats(rows[t] + d, n), factor, stored.value, zero);
-            const VF f = code_.Rough(LoadFloats(rows[t + 1] + d, n), factor, stored.value, zero);
-            error = hn::MulAdd(e, e, error);
-            other = hn::MulAdd(f, f, other);
-          }
-          if (t < valid) {
-            const VF e = code_.Rough(LoadFloats(rows[t] + d, n), factor, stored.value, zero);
-            error = hn::MulAdd(e, e, error);
-          }
-          error = hn::Add(error, other);
+          const auto sum = [&](const auto& load) HWY_ATTR {
+            VF other = none;
+            int64_t t = 0;
+            for (; t + 2 <= valid; t += 2) {
+              const VF e = code_.Rough(load(t), factor, stored.value, zero), f = code_.Rough(load(t + 1), factor, stored.value, zero);
+              error = hn::MulAdd(e, e, error);
+              other = hn::MulAdd(f, f, other);
+            }
+            if (t < valid) {
+              const VF e = code_.Rough(load(t), factor, stored.value, zero);
+              error = hn::MulAdd(e, e, error);
+            }
+            error = hn::Add(error, other);
+          };
+          // A tile's rows follow each other, and have whole vectors.
+          if (rows[0] == tile_) sum([&](int64_t t) HWY_ATTR { return hn::Load(DF(), tile_ + t * LaneCount()); });
+          else if (n == LaneCount()) sum([&](int64_t t) HWY_ATTR { return hn::LoadU(DF(), rows[t] + d); });
+          else sum([&](int64_t t) HWY_ATTR { return LoadFloats(rows[t] + d, n); });
         }
       }
-      if (!rough) error = exact(stored.value, zero);
+      if (!roughly) error = exact(stored.value, zero);
       const auto real = hn::RebindMask(DF(), hn::Ne(hn::And(hits, Word(1u << step)), hn::Zero(DU())));
       candidate[count] = count > 0 ? hn::And(real, hn::Not(repeated)) : hn::Eq(none, none);
       least = hn::IfThenElse(candidate[count], hn::Min(least, error), least);
@@ -1511,7 +1558,7 @@ bool QuantizeNvfp4(const QuantizeJob& job) {
     if (job.center != nullptr) {
       for (int64_t d = 0; d < width; ++d) job.scratch[d] = job.scratch[d] - FromBF16(job.center[h * width + d]);
     }
-    if (job.hadamard > 0) Rotate(job.scratch, width, job.hadamard);
+    if (job.hadamard > 0) Rotate(job.scratch, job.scratch, width, job.hadamard);
     ok = ok && FirstNonFinite(Type::f32, job.scratch, width) < 0;
     return job.scratch;
   };
@@ -1591,7 +1638,7 @@ struct Rows {
     if (job.center != nullptr) {
       for (int64_t d = 0; d < width; ++d) out[d] = out[d] - FromBF16(job.center[h * width + d]);
     }
-    if (job.hadamard > 0) Rotate(out, width, job.hadamard);
+    if (job.hadamard > 0) Rotate(out, out, width, job.hadamard);
     if (job.center != nullptr || job.hadamard > 0) ok = ok && FirstNonFinite(Type::f32, out, width) < 0;
     return out;
   }
