@@ -72,7 +72,7 @@ export type { DenseTensor, DenseType, DenseTypeWord, TensorData, TensorLike } fr
 
 /**
  * Loads the core and makes an instance of it, with kernels and a memory limit of its own. Browsers, workers, Deno,
- * Bun and edge runtimes get WebAssembly; Node gets the addon where it loads, else WebAssembly. `kv.backend`,
+ * Bun and edge runtimes get WebAssembly; Node gets the addon where it loads, on a GPU where it finds one, else WebAssembly. `kv.backend`,
  * `kv.kernels` and `kv.reason` say what was chosen and why.
  * @throws KvPagesError `ERR_BACKEND` where a backend or kernels that were asked for cannot be had; nothing else is
  *   taken instead

@@ -38,8 +38,8 @@ export type Kernels = 'reference' | 'sse4' | 'avx2' | 'avx512' | 'neon' | 'wasm1
 export type WasmSource = string | URL | BufferSource | Response | WebAssembly.Module | PromiseLike<Response>;
 
 export interface LoadOptions {
-  /** `auto` (the default) takes the addon in Node where it loads and WebAssembly otherwise. Another word is that or an
-   * error.
+  /** `auto` (the default) takes, in Node, the addon where it loads, with a GPU where it finds one that it can use, and
+   * WebAssembly otherwise. Another word is that or an error.
    * In Node the environment variable `KVPAGES_BACKEND` stands in where the option is not given. */
   readonly backend?: 'auto' | Backend;
   /** `auto` (the default) takes the best that the processor has. `KVPAGES_KERNELS` stands in as for `backend`. */

@@ -101,49 +101,4 @@ describe.skipIf(!able)('with the fake driver', () => {
     expect(found(environment, { backend: 'native' }).backend).toBe('native');
     expect(found({ ...environment, KVPAGES_BACKEND: 'native' }).backend).toBe('native');
   });
-
-  test('worker threads use it beside each other, and end', () => {
-    const body = `
-      import { load } from './dist/index.node.js';
-      import { Worker, isMainThread, parentPort } from 'node:worker_threads';
-      const work = async () => {
-        const kv = await load();
-        const cache = kv.createCache({ layers: 2, kvHeads: 2, headDim: 32, preset: 'kv4' });
-        for (let i = 0; i < 5; ++i) {
-          const data = Float32Array.from({ length: 2 * 2 * 20 * 32 }, (_, k) => Math.sin(k + i));
-          cache.appendAll({ dims: [2, 2, 20, 32], data }, { dims: [2, 2, 20, 32], data });
-        }
-        return kv.backend + ' ' + Buffer.from(cache.serialize()).toString('base64');
-      };
-      if (isMainThread) {
-        const workers = [1, 2, 3].map(() => new Worker(new URL(import.meta.url)));
-        const ends = workers.map((worker) => new Promise((resolve) => worker.on('exit', resolve)));
-        const texts = await Promise.all([work(), ...workers.map((worker) => new Promise((resolve, reject) => worker.on('message', resolve).on('error', reject)))]);
-        console.log(texts[0].split(' ')[0], new Set(texts).size, (await Promise.all(ends)).join());
-      } else {
-        parentPort.postMessage(await work());
-      }`;
-    const file = join(root, 'build/device-workers.mjs');
-    writeFileSync(file, body.replaceAll('./dist/', '../dist/'));
-    const { status, stdout, stderr } = spawnSync(process.execPath, [file], {
-      cwd: root,
-      encoding: 'utf8',
-      env: { ...process.env, KVPAGES_BACKEND: '', KVPAGES_CUDA_LIBRARY: fake, KVPAGES_FAKE_CUDA: 'version=99000' },
-    });
-    expect(status, stderr).toBe(0);
-    expect(stdout).toBe('cuda 1 0,0,0\n');
-  });
-
-  test('codes and scales of every spec have the checksum that they have on the CPU', () => {
-    const [native, cuda] = ['native', 'cuda'].map((backend) => {
-      const { status, stdout, stderr } = spawnSync(process.execPath, ['scripts/checksum.mjs', backend], {
-        cwd: root,
-        encoding: 'utf8',
-        env: { ...process.env, KVPAGES_CUDA_LIBRARY: fake, KVPAGES_FAKE_CUDA: 'version=99000' },
-      });
-      expect(status, stderr).toBe(0);
-      return stdout;
-    });
-    expect(cuda).toBe(native);
-  });
 });
