@@ -202,7 +202,7 @@ class StreamDevice : public Device {
     Current current(*context_);
     const auto good = [&](api::Result result, const char* call) { return Check(result, call).ok() || !context_->lost(); };
     if (!current.ok() || (stream_ != nullptr && !good(driver_.cuStreamSynchronize(stream_), "cuStreamSynchronize"))) return;
-    Trim();
+    Trim(0);
     for (const auto& [at, size] : sizes_) {
       if (context_->lost() || !good(driver_.cuMemFree_v2(at), "cuMemFree")) return;
     }
@@ -250,7 +250,7 @@ class StreamDevice : public Device {
     api::Result result = driver_.cuMemAlloc_v2(&at, size);
     if (result == api::kOutOfMemory && kept_bytes_ > 0) {
       KVP_TRY(Check(driver_.cuStreamSynchronize(stream_), "cuStreamSynchronize"));
-      Trim();
+      Trim(0);
       result = driver_.cuMemAlloc_v2(&at, size);
     }
     if (result == api::kOutOfMemory) {
@@ -267,14 +267,12 @@ class StreamDevice : public Device {
     const uint64_t size = found->second;
     sizes_.erase(found);
     if (context_->lost()) return;
-    if (kept_bytes_ + size <= kMostKeptBytes) {
-      kept_[size].push_back(memory);
-      kept_bytes_ += size;
-      return;
-    }
+    kept_[size].push_back(memory);
+    kept_bytes_ += size;
+    if (kept_bytes_ <= kMostKeptBytes) return;
+    // Half of it at once, so that many frees in a row wait for the stream now and then.
     Current current(*context_);
-    if (!current.ok() || !Check(driver_.cuStreamSynchronize(stream_), "cuStreamSynchronize").ok()) return;
-    (void)Check(driver_.cuMemFree_v2(memory), "cuMemFree").ok();
+    if (current.ok() && Check(driver_.cuStreamSynchronize(stream_), "cuStreamSynchronize").ok()) Trim(kMostKeptBytes / 2);
   }
 
   Status Upload(DevicePointer to, const void* from, uint64_t bytes, uint64_t rows, uint64_t to_pitch, uint64_t from_pitch) override {
@@ -439,15 +437,15 @@ class StreamDevice : public Device {
     return at;
   }
 
-  // The stream is idle.
-  void Trim() {
+  // Gives memory back until at most `most_bytes` are kept. The stream is idle.
+  void Trim(uint64_t most_bytes) {
     for (auto& [size, blocks] : kept_) {
-      for (const DevicePointer at : blocks) {
-        if (!context_->lost()) (void)Check(driver_.cuMemFree_v2(at), "cuMemFree").ok();
+      while (!blocks.empty() && kept_bytes_ > most_bytes && !context_->lost()) {
+        (void)Check(driver_.cuMemFree_v2(blocks.back()), "cuMemFree").ok();
+        blocks.pop_back();
+        kept_bytes_ -= size;
       }
-      blocks.clear();
     }
-    kept_bytes_ = 0;
   }
 
   const std::shared_ptr<Context> context_;
