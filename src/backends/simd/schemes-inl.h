@@ -79,11 +79,23 @@ HWY_INLINE float FirstExtreme(const float* x, float most) {
 void EncodeLlamaBlock(Type type, const float* x, uint8_t* block) {
   const LlamaLayout layout = LayoutOf(type);
   uint8_t* const codes = block + layout.codes;
-  std::memset(block, 0, static_cast<size_t>(LlamaBlockBytes(type)));
   const float amax = LargestMagnitude<kLlamaBlock>(x);
   if (type == Type::q8_0) {
     const float d = amax / 127.0f, inverse = d != 0 ? 1.0f / d : 0.0f;
     PutHalf(block, d);
+    const hn::Rebind<int8_t, DF> to8;
+    // Products that are no tie round to the same number in every way; those of a subnormal d may pass 127.
+    const IntegerCode code{-127.0f, 127.0f, 128};
+    IntegerCode::Doubt doubt = IntegerCode::NoDoubt();
+    VI quick[kLlamaBlock / kSchemeLanes];
+    for (int64_t i = 0; i < kLlamaBlock; i += kSchemeLanes) {
+      quick[i / kSchemeLanes] = code.QuickEncode<false, false>(hn::LoadU(DF(), x + i), Value(inverse), hn::Zero(DF()), &doubt);
+    }
+    if (HWY_LIKELY(IntegerCode::Certain(doubt) && d >= 1e-37f)) {
+      for (int64_t i = 0; i < kLlamaBlock; i += kSchemeLanes) hn::StoreU(hn::DemoteTo(to8, quick[i / kSchemeLanes]), to8, reinterpret_cast<int8_t*>(codes + i));
+      return;
+    }
+    std::memset(codes, 0, kLlamaBlock);
     if (!IsFinite(inverse)) return;
     for (int64_t i = 0; i < kLlamaBlock; i += kSchemeLanes) {
       // Half away from zero.
@@ -91,11 +103,11 @@ void EncodeLlamaBlock(Type type, const float* x, uint8_t* block) {
       const auto up = hn::Ge(hn::Abs(hn::Sub(v, whole)), Value(0.5f));
       const VF rounded = hn::Add(whole, hn::IfThenElseZero(up, hn::CopySign(Value(1.0f), v)));
       const VF limited = hn::Min(hn::Max(rounded, Value(-127.0f)), Value(127.0f));
-      const hn::Rebind<int8_t, DF> d8;
-      hn::StoreU(hn::DemoteTo(d8, hn::ConvertTo(DI(), limited)), d8, reinterpret_cast<int8_t*>(codes + i));
+      hn::StoreU(hn::DemoteTo(to8, hn::ConvertTo(DI(), limited)), to8, reinterpret_cast<int8_t*>(codes + i));
     }
     return;
   }
+  std::memset(block, 0, static_cast<size_t>(LlamaBlockBytes(type)));
   alignas(64) uint8_t bytes[kLlamaBlock];
   if (type == Type::iq4_nl) {
     const float extreme = FirstExtreme(x, amax);
