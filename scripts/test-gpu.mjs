@@ -48,7 +48,8 @@ async function runJavaScript() {
   rmSync(report, { force: true });
   const { status } = await capture(
     process.execPath,
-    [inRoot('node_modules', 'vitest', 'vitest.mjs'), 'run', '--project', 'node-cuda', '--reporter=default', '--reporter=json', `--outputFile.json=${report}`],
+    [inRoot('node_modules', 'vitest', 'vitest.mjs'), 'run', '--project', 'node-cuda', '--reporter=default', '--reporter=json',
+      `--outputFile.json=${report}`],
     { shown: true, env: { ...process.env, CI: 'true', NO_COLOR: '1', KVP_TEST_GPU: '1' } },
   );
   const { numPassedTests = 0, numFailedTests = 0, numPendingTests = 0 } = JSON.parse(read(report) || '{}');

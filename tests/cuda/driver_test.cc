@@ -401,8 +401,8 @@ TEST_F(CudaDriver, LostContextIsRememberedByAllOfIt) {
 }
 
 TEST_F(CudaDriver, EveryCallMayLoseTheContext) {
-  for (const std::string entry : {"cuMemAlloc_v2", "cuMemcpyHtoDAsync_v2", "cuLaunchKernel", "cuModuleGetFunction", "cuMemsetD8Async", "cuEventSynchronize",
-                                  "cuMemcpyDtoHAsync_v2", "cuMemFree_v2", "cuStreamDestroy_v2", "cuCtxPushCurrent_v2"}) {
+  for (const std::string entry : {"cuMemAlloc_v2", "cuMemcpyHtoDAsync_v2", "cuLaunchKernel", "cuModuleGetFunction", "cuMemsetD8Async",
+                                  "cuEventSynchronize", "cuMemcpyDtoHAsync_v2", "cuMemFree_v2", "cuStreamDestroy_v2", "cuCtxPushCurrent_v2"}) {
     SCOPED_TRACE(entry);
     Set("reset");
     const auto device = Make(Open());

@@ -77,7 +77,8 @@ struct Fake {
   void Reset() {
     faults.clear();
     counts.clear();
-    settings = {{"devices", 1}, {"version", 13000}, {"capability", 90}, {"memory", UINT64_MAX}, {"pitch", 0x7fffffff}, {"prohibited", 0}, {"nameless", 0}};
+    settings = {{"devices", 1},        {"version", 13000}, {"capability", 90}, {"memory", UINT64_MAX},
+                {"pitch", 0x7fffffff}, {"prohibited", 0},  {"nameless", 0}};
     lost = kSuccess;
   }
   // What the last release does: everything that the context still holds goes.
