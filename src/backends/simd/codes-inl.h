@@ -435,7 +435,7 @@ struct LevelCode {
       return hn::Mul(hn::Sub(hn::Abs(hn::Sub(q, LookUp(border, cell))), LookUp(half_gap, cell)), scale);
     }
     VF level = Value(positive[0]);
-    HWY_UNROLL(kHalf)
+    HWY_UNROLL(8)
     for (int i = 1; i < kHalf; ++i) level = hn::Max(level, hn::IfThenElseZero(hn::Gt(q, Value(middle[i])), Value(positive[i])));
     return hn::NegMulAdd(level, scale, a);
   }
@@ -460,7 +460,7 @@ struct LevelCode {
       }
       level = LookUp(positive, index);
     }
-    HWY_UNROLL(kHalf)
+    HWY_UNROLL(8)
     for (int i = 1; i < kHalf && !kLookUp; ++i) {
       const auto above = hn::Gt(hn::BitCast(DI(), key), hn::BitCast(DI(), Bits(Value(middle[i]))));
       index = hn::Sub(index, hn::BitCast(DU(), hn::VecFromMask(DI(), above)));
@@ -479,7 +479,7 @@ struct LevelCode {
     const VU index = Choose(negative, hn::Sub(Word(kHalf - 1), code), hn::Sub(code, Word(kHalf)));
     VF level = Value(positive[0]);
     if constexpr (kLookUp) level = LookUp(positive, index);
-    HWY_UNROLL(kHalf)
+    HWY_UNROLL(8)
     for (int i = 1; i < kHalf && !kLookUp; ++i) level = hn::IfThenElse(hn::RebindMask(DF(), hn::Eq(index, Word(static_cast<uint32_t>(i)))), Value(positive[i]), level);
     const VF value = hn::Mul(Float(hn::Or(Bits(level), Choose(negative, Word(0x80000000), hn::Zero(DU())))), scale);
     return hn::IfThenElseZero(hn::Not(hn::Eq(scale, hn::Zero(DF()))), value);
