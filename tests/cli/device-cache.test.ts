@@ -127,43 +127,6 @@ describe.skipIf(!why.available)('on the fake driver', () => {
     expect(a!.code).toBe('ERR_NON_FINITE');
   });
 
-  test('one program prints the checksum of the CPU', () => {
-    const checksum = (backend: string) => {
-      const { status, stdout, stderr } = spawnSync(process.execPath, ['scripts/checksum.mjs', backend], {
-        cwd: root,
-        encoding: 'utf8',
-        env: { ...process.env, KVPAGES_CUDA_LIBRARY: fake, KVPAGES_FAKE_CUDA: 'version=99000' },
-      });
-      expect(status, stderr).toBe(0);
-      expect(stderr).toContain(`${backend}: `);
-      return stdout;
-    };
-    expect(checksum('cuda')).toBe(checksum('native'));
-  });
-
-  test('caches in worker threads do not disturb each other', () => {
-    const result = run(`
-      const { Worker } = await import('node:worker_threads');
-      const url = new URL('./dist/index.node.js', 'file://' + process.cwd() + '/').href;
-      const body = (seed) => \`
-        import('\${url}').then(async ({ load }) => {
-          const kv = await load(), shape = { layers: 2, kvHeads: 2, headDim: 32 };
-          const both = [kv.createCache(shape), kv.createCache({ ...shape, device: 'cpu' })];
-          for (let i = 0; i < 4; ++i) {
-            const tokens = { dims: [2, 2, 40, 32], data: Float32Array.from({ length: 4 * 40 * 32 }, (_, k) => Math.sin(k * (\${seed} + i))) };
-            for (const cache of both) cache.appendAll(tokens, tokens);
-          }
-          const [a, b] = both.map((cache) => Buffer.from(cache.serialize()));
-          (await import('node:worker_threads')).parentPort.postMessage([kv.backend, both[0].device, a.equals(b)]);
-        });
-      \`;
-      result.answers = await Promise.all([1, 2, 3].map((seed) => new Promise((resolve, reject) => {
-        new Worker(body(seed), { eval: true }).on('message', resolve).on('error', reject);
-      })));
-    `);
-    expect(result['answers']).toEqual(Array(3).fill(['cuda', 'cuda', true]));
-  });
-
   test('once the context is lost, its caches say so; the CPU’s and files work', () => {
     const result = run(
       `
