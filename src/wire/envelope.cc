@@ -73,9 +73,12 @@ Error At(Code code, uint64_t position, std::string text) {
   return error;
 }
 
+// Whether an error is about the file, not about where it is read to.
+bool IsOfTheFile(const Error& error) { return error.code != Code::kMemory && error.code != Code::kLimit && error.code != Code::kDevice; }
+
 // Puts the envelope's words in front of what a room below said.
 Error Within(Error error, int64_t layer, uint64_t position) {
-  if (error.code == Code::kMemory || error.code == Code::kLimit) return error;
+  if (!IsOfTheFile(error)) return error;
   error.message = "bytes: layer " + Text(layer) + ": " + error.message;
   error.argument = "bytes";
   error.layer = layer;
@@ -476,7 +479,8 @@ Result<ModelCache> EnvelopeReader::Finish() {
   auto cache = ModelCache::Assemble(own_, std::move(config_), std::move(layers_));
   if (!cache.ok()) {
     Error error = std::move(cache.error());
-    if (error.code != Code::kMemory && error.code != Code::kLimit) error.code = Code::kCorrupt;
+    if (!IsOfTheFile(error)) return error;
+    error.code = Code::kCorrupt;
     error.argument = "bytes";
     return error;
   }

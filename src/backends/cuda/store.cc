@@ -63,6 +63,11 @@ Layout LayoutOf(uint64_t codes, uint64_t scales, uint64_t zeros) {
 
 class LayerTable final : public PageTable {
  public:
+  // After a failure: nothing is known to be there.
+  void Distrust() {
+    stable = formats_there = 0;
+    format_list.clear();
+  }
   DeviceBlock pages, formats;
   std::vector<AttendPage> page_list;
   std::vector<CodecPlan> format_list;
@@ -142,8 +147,11 @@ class Store final : public DeviceStore {
     for (; count < std::min(tasks.size(), kMostTasks); ++count) {
       std::shared_ptr<Payload> payload;
       Status status = Prepare(instance, tasks[count], &payload);
-      if (!status.ok() && count == 0) return std::move(status.error());
-      if (!status.ok()) break;
+      if (!status.ok()) {
+        const bool full = status.error().code == Code::kMemory || status.error().code == Code::kLimit;
+        if (count == 0 || !full) return std::move(status.error());
+        break;
+      }
       made.push_back(std::move(payload));
     }
     std::vector<Loss> losses(count);
@@ -339,7 +347,7 @@ class Store final : public DeviceStore {
     const uint64_t token_bytes = row_bytes * static_cast<uint64_t>(call.heads);
     const auto tokens = static_cast<int64_t>(std::clamp<uint64_t>(kMostAttendBytes / token_bytes, 1, static_cast<uint64_t>(call.tokens)));
     const auto together = static_cast<size_t>(std::max<uint64_t>(kMostAttendBytes / (token_bytes * static_cast<uint64_t>(tokens)), 1));
-    for (const DeviceSequence& sequence : sequences) KVP_TRY(UpdateTable(sequence));
+    KVP_TRY(UpdateTables(sequences));
     for (size_t first = 0; first < sequences.size(); first += together) {
       const auto some = sequences.subspan(first, std::min(together, sequences.size() - first));
       for (int64_t t = 0; t < call.tokens; t += tokens) KVP_TRY(AttendSome(call, some, t, std::min(tokens, call.tokens - t)));
@@ -528,8 +536,36 @@ class Store final : public DeviceStore {
     return Ok();
   }
 
+  Status UpdateTables(std::span<const DeviceSequence> sequences) {
+    Status status;
+    for (size_t i = 0; status.ok() && i < sequences.size(); ++i) status = UpdateTable(sequences[i], sequences.size() > 1);
+    if (status.ok()) status = Finish();
+    if (status.ok()) return status;
+    Forget();
+    for (const DeviceSequence& sequence : sequences) {
+      if (*sequence.table != nullptr) static_cast<LayerTable&>(**sequence.table).Distrust();
+    }
+    return status;
+  }
+
+  // Bytes to the device; those for `together` go with others in one transfer, by Finish.
+  Status Send(DevicePointer to, const void* from, uint64_t bytes, bool together) {
+    if (!together || bytes > kMostStagedBytes / 2) return device_->Upload(to, from, bytes);
+    if (staged_ + bytes > kMostStagedBytes) KVP_TRY(Finish());
+    KVP_TRY(Stage(bytes));
+    std::memcpy(staging_.data() + staged_, from, static_cast<size_t>(bytes));
+    CopyItem item;
+    item.to = to;
+    item.from = staged_;
+    item.row_bytes = item.to_pitch = item.from_pitch = bytes;
+    item.rows = 1;
+    copies_.push_back(item);
+    staged_ = Round(staged_ + bytes, 16);
+    return Ok();
+  }
+
   // Brings the device's list of a layer's pages up to date; what an earlier call knew is not sent again.
-  Status UpdateTable(const DeviceSequence& sequence) {
+  Status UpdateTable(const DeviceSequence& sequence, bool together) {
     const CacheLayer& layer = *sequence.layer;
     if (*sequence.table == nullptr) *sequence.table = std::make_unique<LayerTable>();
     auto& table = static_cast<LayerTable&>(**sequence.table);
@@ -558,14 +594,14 @@ class Store final : public DeviceStore {
       known = 0;
     }
     const uint64_t from = known * sizeof(AttendPage);
-    if (bytes > from) KVP_TRY(device_->Upload(table.pages.at() + from, table.page_list.data() + known, bytes - from));
+    if (bytes > from) KVP_TRY(Send(table.pages.at() + from, table.page_list.data() + known, bytes - from, together));
     const uint64_t format_bytes = table.format_list.size() * sizeof(CodecPlan);
     if (table.formats_there < table.format_list.size()) {
       if (format_bytes > table.formats.bytes()) {
         table.formats = DeviceBlock();
         KVP_ASSIGN(table.formats, DeviceBlock::Allocate(device_, 2 * format_bytes));
       }
-      KVP_TRY(device_->Upload(table.formats.at(), table.format_list.data(), format_bytes));
+      KVP_TRY(Send(table.formats.at(), table.format_list.data(), format_bytes, together));
       table.formats_there = table.format_list.size();
     }
     // Settled pages do not change, but for the last one, which may be a kept page that grows.
