@@ -19,6 +19,7 @@ export const ab: Command = {
   options: [
     ...modelOptions,
     { name: 'schemes', value: 'LIST', help: `[NAME=]KEY[:VALUE][@KEPT[+RECENT]] or plan files, separated by commas (${defaultSchemes.join(',')})` },
+    { name: 'hot', value: 'WORD', help: 'type of the tokens whose page is not full: bf16, f16 or f32 (bf16); with f32 both engines agree to their rounding' },
     { name: 'baseline', value: 'NAME', help: 'scheme that others are held against (nvfp4)' },
     { name: 'prompts', value: 'FILES', help: 'prompts that the model goes on from: text, or JSON with texts, chats or token ids (three that are built in)' },
     { name: 'max-new', value: 'N', help: 'most tokens that it writes after each prompt (384)' },
@@ -37,6 +38,7 @@ export const ab: Command = {
   async run(args) {
     const maxNew = args.count('max-new', 1) ?? 384;
     const textTokens = args.count('text-tokens', 1);
+    const hot = args.oneOf('hot', ['bf16', 'f16', 'f32']);
     const began = performance.now();
     const progress = new Progress(args.flag('quiet'));
     // Files first: a wrong name is found before a model is loaded.
@@ -44,7 +46,9 @@ export const ab: Command = {
     const plot = args.text('plot');
     await checkOutput(plot);
     const kv = await loadFrom(args);
-    const schemes = named.map((entry) => (typeof entry === 'string' ? parseScheme(kv, entry) : entry));
+    const schemes = named
+      .map((entry) => (typeof entry === 'string' ? parseScheme(kv, entry) : entry))
+      .map((scheme) => ({ ...scheme, cache: { ...(hot && { hot }), ...scheme.cache } }));
     checkNames(args, schemes);
     const model = await openModel(args, kv, (text) => progress.show(text));
     try {
