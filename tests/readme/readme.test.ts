@@ -10,7 +10,7 @@ import { load } from 'kvpages';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 const readme = readFileSync(join(root, 'README.md'), 'utf8');
-const documents = ['README.md', 'CONTRIBUTING.md', 'docs/formats.md', 'docs/attention.md', 'docs/envelope.md', 'docs/models.md', 'src/formats/README.md', 'scripts/README.md', 'tests/data/README.md', 'tests/vectors/README.md'];
+const documents = ['README.md', 'CONTRIBUTING.md', 'docs/formats.md', 'docs/attention.md', 'docs/envelope.md', 'docs/models.md', 'docs/results.md', 'docs/schemes-study.md', 'src/formats/README.md', 'scripts/README.md', 'tests/data/README.md', 'tests/vectors/README.md'];
 
 const blocks = (language: string) => [...readme.matchAll(new RegExp(`^\`\`\`${language}\n([\\s\\S]*?)^\`\`\`$`, 'gm'))].map((match) => match[1]!);
 
