@@ -60,13 +60,15 @@ T Demand(Result<T> result) {
   std::exit(1);
 }
 
-// Seconds of one turn of work that the device does by itself: median of five rows of turns, each awaited at its end.
+// Seconds of one turn of work that the device does by itself: median of five rows of turns, each awaited at its end; of one in
+// a trial.
 double Time(Device& device, const std::function<Status()>& work) {
   Demand(work());
   Demand(device.Synchronize());
+  const size_t rows = g_least_seconds > 0 ? 5 : 1;
   int turns = 1;
   std::vector<double> times;
-  while (times.size() < 5) {
+  while (times.size() < rows) {
     const double began = Now();
     for (int i = 0; i < turns; ++i) Demand(work());
     Demand(device.Synchronize());
@@ -77,8 +79,9 @@ double Time(Device& device, const std::function<Status()>& work) {
     }
     times.push_back(spent / turns);
   }
-  std::nth_element(times.begin(), times.begin() + 2, times.end());
-  return times[2];
+  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(rows / 2);
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
 }
 
 class Bench {
