@@ -37,6 +37,8 @@ const float* ByteScales(ScaleType type, bool e8m0_zero) {
 
 // Table values stay below 2^14: a lane adds 8 products with integers of 14 bits.
 constexpr float kFineMost = 16383.0f;
+// The largest integer that is 256 times a signed byte plus another.
+constexpr int32_t kInBytes = 127 * 256 + 127;
 // Queries get 14 bits at least: what the bound of docs/attention.md counts on.
 constexpr int64_t kLeastMost = 16383;
 
@@ -189,7 +191,7 @@ void CodedKeys::MakePlan(const Payload& payload) {
   plan_.table = coding.tabled ? coding.table : nullptr;
   plan_.step = coding.tabled ? coding.step : 1.0f;
   const int32_t largest = coding.tabled ? coding.most : 1 << info.bits;
-  plan_.most = largest > 1000 ? static_cast<int32_t>(kLeastMost) : 32767;
+  plan_.most = largest > 1000 ? static_cast<int32_t>(kLeastMost) : kInBytes;
   plan_.by_row = plan_.one_scale && width * largest <= INT32_MAX / kLeastMost;  // a whole row in one 32-bit sum
   if (plan_.by_row) plan_.most = static_cast<int32_t>(std::min<int64_t>(plan_.most, INT32_MAX / (width * largest)));
   const bool stored_f32 = info.family != Family::kScheme && payload.spec.scale_type == ScaleType::kF32;

@@ -16,6 +16,7 @@ struct PreparedQueries {
   int bits = 0;      // of the codes that they meet: 4 or 8
   int32_t most = 0;  // largest magnitude of an integer
   std::vector<int16_t> values;
+  std::vector<int8_t> bytes;       // the same in bytes, 256 * high + low, where the table works on those
   std::vector<int32_t> lane_sums;  // sums over the codes of a lane
   std::vector<int32_t> sums;       // of a whole query
   std::vector<float> steps;

@@ -159,6 +159,21 @@ void Multiply(float* values, int64_t count, float factor) {
 // A vector of N 16-bit words holds 4 N codes of 4 bits, or 2 N of 8 bits: part p of word w is code (16 / bits) * w + p.
 // A query is stored in that order, group by group: [group][part][word].
 
+// Products of unsigned bytes with signed ones, which x86 has: 4-bit codes meet the high and the low bytes of a query's integers.
+// Vectors as wide as there are: a sum of integers does not depend on its order.
+constexpr bool kByteProducts = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3;
+using DWide = hn::ScalableTag<uint8_t>;
+
+// [query][group][high even, low even, high odd, low odd][byte]: byte j of a group of codes holds codes 2 j and 2 j + 1.
+void PrepareBytes(PreparedQueries& out, int64_t query, int64_t i, int32_t value) {
+  const auto size = static_cast<int64_t>(hn::Lanes(DWide()));
+  const int64_t groups = (out.width + 2 * size - 1) / (2 * size), group = i / (2 * size), byte = i % (2 * size) / 2;
+  int8_t* at = out.bytes.data() + (query * groups + group) * 4 * size + i % 2 * 2 * size + byte;
+  const int32_t high = (value + 128) >> 8;
+  at[0] = static_cast<int8_t>(high);
+  at[size] = static_cast<int8_t>(value - 256 * high);
+}
+
 void Prepare(const float* HWY_RESTRICT queries, int64_t query_count, int64_t width, PreparedQueries& out) {
   const DS ds;
   const auto words = static_cast<int64_t>(hn::Lanes(ds));
@@ -168,6 +183,9 @@ void Prepare(const float* HWY_RESTRICT queries, int64_t query_count, int64_t wid
   out.width = width;
   out.values.assign(static_cast<size_t>(query_count * groups * per_group), 0);
   out.lane_sums.assign(static_cast<size_t>(query_count * lanes), 0);
+  const auto wide = static_cast<int64_t>(hn::Lanes(DWide()));
+  const bool in_bytes = kByteProducts && out.bits == 4;
+  out.bytes.assign(in_bytes ? static_cast<size_t>(query_count * ((width + 2 * wide - 1) / (2 * wide)) * 4 * wide) : 0, 0);
   out.sums.assign(static_cast<size_t>(query_count), 0);
   out.steps.assign(static_cast<size_t>(query_count), 0.0f);
   for (int64_t q = 0; q < query_count; ++q) {
@@ -185,6 +203,7 @@ void Prepare(const float* HWY_RESTRICT queries, int64_t query_count, int64_t wid
       const int32_t value = std::clamp(static_cast<int32_t>(std::lrint(scaled)), -out.most, out.most);
       const int64_t group = i / per_group, word = i % per_group / parts, part = i % parts;
       values[(group * parts + part) * words + word] = static_cast<int16_t>(value);
+      if (in_bytes) PrepareBytes(out, q, i, value);
       lane_sums[i / per_lane] += value;
       sum += value;
     }
@@ -251,6 +270,69 @@ HWY_INLINE hn::Vec<hn::CappedTag<hn::TFromD<D>, 4>> SumsOfFour(D d, V a, V b, V 
     return hn::Add(hn::LowerHalf(d4, sum), hn::UpperHalf(d4, sum));
   } else {
     return sum;
+  }
+}
+
+// Sums of 4-bit codes (signed ones as code + 8) times the query, of four rows that are `row_bytes` apart.
+template <bool kSigned>
+HWY_INLINE hn::Vec<hn::CappedTag<int32_t, 4>> ByteSums(const uint8_t* HWY_RESTRICT row, int64_t row_bytes, const int8_t* HWY_RESTRICT query, int64_t groups) {
+  const DWide d8;
+  const hn::RebindToSigned<DWide> s8;
+  const hn::Repartition<int16_t, DWide> d16;
+  const hn::Repartition<int32_t, DWide> d32;
+  const auto size = static_cast<int64_t>(hn::Lanes(d8));
+  const auto nibble = hn::Set(d8, uint8_t{15});
+  hn::Vec<decltype(d32)> sum[4];
+  for (int r = 0; r < 4; ++r) sum[r] = hn::Zero(d32);
+  for (int64_t g = 0; g < groups; ++g) {
+    const int8_t* at = query + g * 4 * size;
+    const auto high_even = hn::LoadU(s8, at), low_even = hn::LoadU(s8, at + size), high_odd = hn::LoadU(s8, at + 2 * size), low_odd = hn::LoadU(s8, at + 3 * size);
+    HWY_UNROLL(4)
+    for (int r = 0; r < 4; ++r) {
+      auto bytes = hn::LoadU(d8, row + r * row_bytes + g * size);
+      if constexpr (kSigned) bytes = hn::Xor(bytes, hn::Set(d8, uint8_t{0x88}));
+      const auto even = hn::And(bytes, nibble);
+      const auto odd = hn::And(hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(hn::RebindToUnsigned<decltype(d16)>(), bytes))), nibble);
+      // Pairs stay below 2 * 15 * 128, so that two of them fit 16 bits.
+      const auto high = hn::Add(hn::SatWidenMulPairwiseAdd(d16, even, high_even), hn::SatWidenMulPairwiseAdd(d16, odd, high_odd));
+      const auto low = hn::Add(hn::SatWidenMulPairwiseAdd(d16, even, low_even), hn::SatWidenMulPairwiseAdd(d16, odd, low_odd));
+      sum[r] = hn::Add(sum[r], hn::Add(hn::WidenMulPairwiseAdd(d32, high, hn::Set(d16, int16_t{256})),
+                                       hn::WidenMulPairwiseAdd(d32, low, hn::Set(d16, int16_t{1}))));
+    }
+  }
+  if constexpr (HWY_MAX_LANES_D(decltype(d32)) > 8) {
+    const hn::Half<decltype(d32)> half;
+    const auto folded = [&](int r) HWY_ATTR { return hn::Add(hn::LowerHalf(half, sum[r]), hn::UpperHalf(half, sum[r])); };
+    return SumsOfFour(half, folded(0), folded(1), folded(2), folded(3));
+  } else {
+    return SumsOfFour(d32, sum[0], sum[1], sum[2], sum[3]);
+  }
+}
+
+// CodedDots of 4-bit integers with a scale for each row.
+template <bool kSigned>
+void ByteDots(const PreparedQueries& queries, const CodedRows& rows, float* HWY_RESTRICT scores, int64_t stride) {
+  const hn::CappedTag<float, 4> f4;
+  const hn::CappedTag<int32_t, 4> i4;
+  const auto wide = static_cast<int64_t>(hn::Lanes(DWide()));
+  const int64_t groups = (queries.width + 2 * wide - 1) / (2 * wide), row_bytes = rows.row_bytes, whole = rows.rows / 4 * 4;
+  const float* const scales = rows.row_scales;
+  const int32_t* const zeros = rows.row_zeros;
+  for (int64_t q = 0; q < queries.count; ++q) {
+    const int8_t* query = queries.bytes.data() + q * groups * 4 * wide;
+    const auto query_sum = hn::Set(i4, queries.sums[static_cast<size_t>(q)]);
+    const auto offset = hn::Mul(query_sum, hn::Set(i4, kSigned ? 8 : 0));
+    const auto step = hn::Set(f4, queries.steps[static_cast<size_t>(q)]);
+    const auto four = [&](const uint8_t* row, int64_t apart, int64_t t) HWY_ATTR {
+      auto total = hn::Sub(groups == 1 ? ByteSums<kSigned>(row, apart, query, 1) : ByteSums<kSigned>(row, apart, query, groups), offset);
+      if (zeros != nullptr) total = hn::Sub(total, hn::Mul(hn::LoadU(i4, zeros + t), query_sum));
+      return hn::Mul(hn::ConvertTo(f4, total), hn::Mul(hn::LoadU(f4, scales + t), step));
+    };
+    const uint8_t* row = rows.codes;
+    float* out = scores + q * stride;
+    for (int64_t t = 0; t < whole; t += 4, row += 4 * row_bytes) hn::StoreU(four(row, row_bytes, t), f4, out + t);
+    // The rest, one row four times.
+    for (int64_t t = whole; t < rows.rows; ++t, row += row_bytes) out[t] = hn::GetLane(four(row, 0, t));
   }
 }
 
@@ -324,6 +406,9 @@ void CodedDotsOf(const PreparedQueries& queries, const CodedRows& rows, float* H
 void CodedDots(const PreparedQueries& queries, const CodedRows& rows, float* scores, int64_t stride) {
   if (queries.bits == 8) return (rows.is_signed ? CodedDotsOf<8, false, true> : CodedDotsOf<8, false, false>)(queries, rows, scores, stride);
   if (rows.table != nullptr) return CodedDotsOf<4, true, false>(queries, rows, scores, stride);
+  if constexpr (kByteProducts) {
+    if (rows.row_scales != nullptr) return (rows.is_signed ? ByteDots<true> : ByteDots<false>)(queries, rows, scores, stride);
+  }
   return (rows.is_signed ? CodedDotsOf<4, false, true> : CodedDotsOf<4, false, false>)(queries, rows, scores, stride);
 }
 
