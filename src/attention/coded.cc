@@ -191,7 +191,7 @@ void CodedKeys::MakePlan(const Payload& payload) {
   plan_.table = coding.tabled ? coding.table : nullptr;
   plan_.step = coding.tabled ? coding.step : 1.0f;
   const int32_t largest = coding.tabled ? coding.most : 1 << info.bits;
-  plan_.most = largest > 1000 ? static_cast<int32_t>(kLeastMost) : kInBytes;
+  plan_.most = largest > 1000 ? static_cast<int32_t>(kLeastMost) : integer && info.bits == 4 ? kInBytes : 32767;
   plan_.by_row = plan_.one_scale && width * largest <= INT32_MAX / kLeastMost;  // a whole row in one 32-bit sum
   if (plan_.by_row) plan_.most = static_cast<int32_t>(std::min<int64_t>(plan_.most, INT32_MAX / (width * largest)));
   const bool stored_f32 = info.family != Family::kScheme && payload.spec.scale_type == ScaleType::kF32;

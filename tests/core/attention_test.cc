@@ -298,7 +298,9 @@ TEST_P(AttentionTest, ProductsFromCodes) {
       std::vector<float> thawed(static_cast<size_t>(shape.elements())), query(static_cast<size_t>(2 * width)), scores(2 * 16, 7.0f);
       ASSERT_TRUE(Decode(instance_, *made.value(), 0, 11, thawed.data(), 0, 11 * width, width).ok());
       const bool levels = Info(spec.type).family == Family::kLevels;
-      const float most = levels ? 16383.0f : 32767.0f;
+      // The largest integer of a query: of two bytes for 4-bit integers.
+      const bool bytes = Info(spec.type).family == Family::kInteger && Info(spec.type).bits == 4;
+      const float most = levels ? 16383.0f : bytes ? 127.0f * 256 + 127 : 32767.0f;
       for (size_t i = 0; i < query.size(); ++i) query[i] = i % static_cast<size_t>(width) == 1 ? most : static_cast<float>(static_cast<int>(random() % 2000) - 1000);
       CodedKeys coded;
       for (int64_t h = 0; h < 2; ++h) {
