@@ -1,6 +1,6 @@
 #!/usr/bin/env node
 // npm run test:gpu: builds the kernels and runs the suites of tests/gpu on this machine's GPU: every spec against the reference
-// byte for byte, all 2^16 bf16 numbers through every type, attention; then under compute-sanitizer where that is on PATH, and the
+// byte for byte, all 2^16 bf16 numbers through every type, attention, caches; then under compute-sanitizer where that is on PATH, and the
 // JavaScript on it. Closes with "N passed, N failed, N skipped". Without a GPU it says so, and everything is skipped.
 import { mkdirSync, rmSync } from 'node:fs';
 import { build, buildPreset } from './build.mjs';
@@ -9,7 +9,7 @@ import { setup } from './setup.mjs';
 
 const sanitizer = 'compute-sanitizer';
 // Slow under a sanitizer: one of each kind of kernel.
-const sample = 'CudaCodec.LargerPayloads:CudaCodec.EveryPreset*:CudaAttention.*';
+const sample = 'CudaCodec.LargerPayloads:CudaCodec.EveryPreset*:CudaAttention.*:DeviceCache.EveryPreset*:DeviceCache.Many*';
 
 /** Runs the program of a preset and counts its tests. */
 export async function runSuite(program, args = [], wrapper = []) {
