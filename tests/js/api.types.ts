@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checked by the compiler alone: what callers may write, and what they may not.
 import { KvPagesError, load, PagedCache, QuantizedTensor } from '../../js/index.js';
-import type { DenseTensor, ErrorCode, Figures, KvPages, QuantizeFigures, TensorLike } from '../../js/index.js';
+import type { DenseTensor, DeviceInfo, ErrorCode, Figures, KvPages, ModelCache, QuantizeFigures, TensorLike } from '../../js/index.js';
 
 type Equal<A, B> = (<T>() => T extends A ? 1 : 2) extends <T>() => T extends B ? 1 : 2 ? true : false;
 function same<A, B>(_: Equal<A, B>): void {}
@@ -47,6 +47,12 @@ export async function uses(signal: AbortSignal): Promise<void> {
 
   using cache = kv.createPagedCache([{ key: dense, value: quantized }]);
   same<typeof cache, PagedCache>(true);
+  using model = kv.createCache({ layers: 1, kvHeads: 1, headDim: 8, device: 'cpu' });
+  same<typeof model.device, 'cpu' | 'cuda'>(true);
+  same<ReturnType<typeof model.to>, ModelCache>(true);
+  same<typeof kv.device, DeviceInfo | undefined>(true);
+  // @ts-expect-error: there is no such device
+  model.to('gpu');
   const int4 = { type: 'int4', scale: 0.25, zeroPoint: 0 } as const;
   kv.quantizePagedCache(cache, [0], { key: int4, value: { type: 'bf16' } });
   // @ts-expect-error: both sides are needed
