@@ -127,6 +127,16 @@ describe.skipIf(!why.available)('on the fake driver', () => {
     expect(a!.code).toBe('ERR_NON_FINITE');
   });
 
+  test('the benchmark of caches runs', () => {
+    const { status, stdout, stderr } = spawnSync(process.execPath, ['tests/bench/gpu.bench.mjs', 'quick'], {
+      cwd: root,
+      encoding: 'utf8',
+      env: { ...process.env, KVPAGES_CUDA_LIBRARY: fake, KVPAGES_FAKE_CUDA: 'version=99000' },
+    });
+    expect(status, stderr).toBe(0);
+    expect(stdout.split('\n').slice(1, 3)).toEqual([expect.stringMatching(/^kv4, Fake device 0.* MB to the CPU in /), expect.stringMatching(/^kv4, \w+: 96 tokens/)]);
+  });
+
   test('once the context is lost, its caches say so; the CPU’s and files work', () => {
     const result = run(
       `
