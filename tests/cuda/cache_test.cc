@@ -59,7 +59,8 @@ void ExpectAttentionWithin(const ModelCache& cache, int64_t layer, Random& rando
   AttendOptions options;
   options.sinks = 2;
   options.window = Between(random, 0, 1) ? 20 : 0;
-  const Status status = Attend(cache, layer, ContiguousView(queries.data(), Type::f32, {1, heads, tokens, config.key.width}), options, out.data(), lse.data());
+  const TensorView view = ContiguousView(queries.data(), Type::f32, {1, heads, tokens, config.key.width});
+  const Status status = Attend(cache, layer, view, options, out.data(), lse.data());
   ASSERT_TRUE(status.ok()) << status.error().message;
   const test::Exact exact = test::ExactAttention(cache, layer, queries, heads, tokens, options);
   for (size_t i = 0; i < out.size(); ++i) {
@@ -94,7 +95,8 @@ TEST_F(DeviceCache, EveryPresetGivesTheHostsFile) {
 
 const char* const kKeySpecs[] = {"int4/channel/8/mse/e4m3", "lm4/token/8/mse/e4m3+center+hadamard", "int8/token", "uint4/channel/4/kivi/f16",
                                  "bf16",                    "f32",                                   "int3/head",  "int8/tensor+center"};
-const char* const kValueSpecs[] = {"int4/token/8/mse/e4m3", "lm4/token/8/mse/e4m3+hadamard", "uint2/token/8/kivi/f16", "e4m3/tensor", "f16", "int3/token/8"};
+const char* const kValueSpecs[] = {"int4/token/8/mse/e4m3", "lm4/token/8/mse/e4m3+hadamard", "uint2/token/8/kivi/f16",
+                                   "e4m3/tensor",           "f16",                           "int3/token/8"};
 
 TEST_F(DeviceCache, AnySequenceOfCallsGivesTheHostsFile) {
   for (uint32_t seed = 1; seed <= 12; ++seed) {
@@ -344,7 +346,8 @@ TEST_F(DeviceCache, TensorsAreEncodedAndDecodedThere) {
   auto bad = Noise(random, 64);
   bad[9] = std::numeric_limits<float>::infinity();
   const TensorView view = ContiguousView(bad.data(), Type::f32, {1, 1, 1, 64});
-  EXPECT_EQ(Encode(host_, view, 1, SpecOf("int8/token"), {}, "x").error().message, Encode(there_, view, 1, SpecOf("int8/token"), {}, "x").error().message);
+  const auto refusal = [&](const InstanceRef& instance) { return Encode(instance, view, 1, SpecOf("int8/token"), {}, "x").error().message; };
+  EXPECT_EQ(refusal(host_), refusal(there_));
 }
 
 // Scales that are given, and layouts of files.
