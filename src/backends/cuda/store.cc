@@ -2,6 +2,7 @@
 #include "backends/cuda/store.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -68,7 +69,7 @@ class LayerTable final : public PageTable {
     stable = formats_there = 0;
     format_list.clear();
   }
-  DeviceBlock pages, formats;
+  DeviceBytes pages, formats;
   std::vector<AttendPage> page_list;
   std::vector<CodecPlan> format_list;
   size_t formats_there = 0, stable = 0;  // formats uploaded; pages that will not change before the next cut
@@ -536,6 +537,9 @@ class Store final : public DeviceStore {
     return Ok();
   }
 
+  // Room for a list that grows; of few sizes, so that the lists of many caches share the pool's slabs.
+  Result<DeviceBytes> TableBytes(uint64_t bytes) { return DeviceBytes::Allocate(pool_, std::max<uint64_t>(std::bit_ceil(bytes), 4096), 0, nullptr); }
+
   Status UpdateTables(std::span<const DeviceSequence> sequences) {
     Status status;
     for (size_t i = 0; status.ok() && i < sequences.size(); ++i) status = UpdateTable(sequences[i], sequences.size() > 1);
@@ -589,8 +593,8 @@ class Store final : public DeviceStore {
     }
     const uint64_t bytes = table.page_list.size() * sizeof(AttendPage);
     if (bytes > table.pages.bytes()) {
-      table.pages = DeviceBlock();
-      KVP_ASSIGN(table.pages, DeviceBlock::Allocate(device_, std::max<uint64_t>(bytes + bytes / 2, 4096)));
+      table.pages = DeviceBytes();
+      KVP_ASSIGN(table.pages, TableBytes(bytes));
       known = 0;
     }
     const uint64_t from = known * sizeof(AttendPage);
@@ -598,8 +602,8 @@ class Store final : public DeviceStore {
     const uint64_t format_bytes = table.format_list.size() * sizeof(CodecPlan);
     if (table.formats_there < table.format_list.size()) {
       if (format_bytes > table.formats.bytes()) {
-        table.formats = DeviceBlock();
-        KVP_ASSIGN(table.formats, DeviceBlock::Allocate(device_, 2 * format_bytes));
+        table.formats = DeviceBytes();
+        KVP_ASSIGN(table.formats, TableBytes(format_bytes));
       }
       KVP_TRY(Send(table.formats.at(), table.format_list.data(), format_bytes, together));
       table.formats_there = table.format_list.size();
