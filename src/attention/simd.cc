@@ -211,29 +211,24 @@ void Prepare(const float* HWY_RESTRICT queries, int64_t query_count, int64_t wid
   }
 }
 
-// Products of one group of a row with the query, added up per lane.
+// The codes of one group of a row as 16-bit numbers, in kParts vectors.
 template <int kBits, bool kTable, bool kSigned>
-HWY_INLINE VI GroupProducts(const uint8_t* HWY_RESTRICT codes, const int16_t* HWY_RESTRICT query, hn::Vec<DB> low_table,
-                            hn::Vec<DB> high_table) {
+HWY_INLINE void Parts(const uint8_t* HWY_RESTRICT codes, hn::Vec<DB> low_table, hn::Vec<DB> high_table, VS* part) {
   const DS ds;
-  const DI di;
   const DB db;
   const hn::RebindToUnsigned<DS> du;
-  const auto words = static_cast<int64_t>(hn::Lanes(ds));
-  const auto load = [&](int64_t part) HWY_ATTR { return hn::LoadU(ds, query + part * words); };
   if constexpr (kBits == 8) {
     if constexpr (kSigned) {
       const VS word = hn::BitCast(ds, hn::LoadU(db, codes));
-      return hn::Add(hn::WidenMulPairwiseAdd(di, hn::ShiftRight<8>(hn::ShiftLeft<8>(word)), load(0)),
-                     hn::WidenMulPairwiseAdd(di, hn::ShiftRight<8>(word), load(1)));
+      part[0] = hn::ShiftRight<8>(hn::ShiftLeft<8>(word));
+      part[1] = hn::ShiftRight<8>(word);
     } else {
       const auto word = hn::BitCast(du, hn::LoadU(db, codes));
-      return hn::Add(hn::WidenMulPairwiseAdd(di, hn::BitCast(ds, hn::And(word, hn::Set(du, uint16_t{0xff}))), load(0)),
-                     hn::WidenMulPairwiseAdd(di, hn::BitCast(ds, hn::ShiftRight<8>(word)), load(1)));
+      part[0] = hn::BitCast(ds, hn::And(word, hn::Set(du, uint16_t{0xff})));
+      part[1] = hn::BitCast(ds, hn::ShiftRight<8>(word));
     }
   } else {
     auto word = hn::BitCast(du, hn::LoadU(db, codes));
-    VS part[4];
     if constexpr (kTable) {
       // Bytes of both halves of each value, then put together into 16 bits.
       const auto nibble = hn::Set(du, uint16_t{0x0f0f}), low_byte = hn::Set(du, uint16_t{0xff});
@@ -252,9 +247,18 @@ HWY_INLINE VI GroupProducts(const uint8_t* HWY_RESTRICT codes, const int16_t* HW
       part[2] = hn::BitCast(ds, hn::And(hn::ShiftRight<8>(word), nibble));
       part[3] = hn::BitCast(ds, hn::ShiftRight<12>(word));
     }
-    return hn::Add(hn::Add(hn::WidenMulPairwiseAdd(di, part[0], load(0)), hn::WidenMulPairwiseAdd(di, part[1], load(1))),
-                   hn::Add(hn::WidenMulPairwiseAdd(di, part[2], load(2)), hn::WidenMulPairwiseAdd(di, part[3], load(3))));
   }
+}
+
+// Products of one group with the query, added up per lane.
+template <int kParts>
+HWY_INLINE VI PartProducts(const VS* part, const int16_t* HWY_RESTRICT query) {
+  const DS ds;
+  const DI di;
+  const auto words = static_cast<int64_t>(hn::Lanes(ds));
+  const auto product = [&](int p) HWY_ATTR { return hn::WidenMulPairwiseAdd(di, part[p], hn::LoadU(ds, query + p * words)); };
+  if constexpr (kParts == 2) return hn::Add(product(0), product(1));
+  else return hn::Add(hn::Add(product(0), product(1)), hn::Add(product(2), product(3)));
 }
 
 // Sums of the lanes of four vectors: [sum a, sum b, sum c, sum d] in the lowest four lanes.
@@ -349,6 +353,10 @@ void CodedDotsOf(const PreparedQueries& queries, const CodedRows& rows, float* H
   const int64_t per_group = words * kParts, groups = (queries.width + per_group - 1) / per_group, lanes = words / 2;
   const int64_t row_lanes = LanesOf(kBits, queries.width);
   constexpr int32_t kOffset = kBits == 4 && kSigned && !kTable ? 8 : 0;
+  // Values from a table are found once for all queries.
+  constexpr int64_t kKept = 4 * 1024;
+  alignas(64) int16_t kept[kTable ? kKept : 1];
+  const bool keeps = kTable && queries.count > 1 && 4 * groups * per_group <= kKept;
   uint8_t low[16] = {}, high[16] = {};
   for (int i = 0; kTable && i < 16; ++i) {
     low[i] = static_cast<uint8_t>(rows.table[i] & 0xff);
@@ -364,16 +372,30 @@ void CodedDotsOf(const PreparedQueries& queries, const CodedRows& rows, float* H
       at[r] = t + std::min(r, count - 1);
       row[r] = rows.codes + at[r] * rows.row_bytes;
     }
+    for (int64_t r = 0; keeps && r < 4; ++r) {
+      for (int64_t g = 0; g < groups; ++g) {
+        VS part[kParts];
+        Parts<kBits, kTable, kSigned>(row[r] + g * group_bytes, low_table, high_table, part);
+        for (int64_t p = 0; p < kParts; ++p) hn::Store(part[p], ds, kept + ((r * groups + g) * kParts + p) * words);
+      }
+    }
+    const auto products = [&](int64_t r, int64_t g, const int16_t* query) HWY_ATTR {
+      VS part[kParts];
+      if (keeps) {
+        for (int64_t p = 0; p < kParts; ++p) part[p] = hn::Load(ds, kept + ((r * groups + g) * kParts + p) * words);
+      } else {
+        Parts<kBits, kTable, kSigned>(row[r] + g * group_bytes, low_table, high_table, part);
+      }
+      return PartProducts<static_cast<int>(kParts)>(part, query + g * per_group);
+    };
     for (int64_t q = 0; q < queries.count; ++q) {
       const int16_t* query = queries.values.data() + q * groups * per_group;
       float* out = scores + q * stride + t;
       if (rows.row_scales != nullptr) {
         VI sum[4];
-        for (int r = 0; r < 4; ++r) sum[r] = GroupProducts<kBits, kTable, kSigned>(row[r], query, low_table, high_table);
+        for (int r = 0; r < 4; ++r) sum[r] = products(r, 0, query);
         for (int64_t g = 1; g < groups; ++g) {
-          for (int r = 0; r < 4; ++r) {
-            sum[r] = hn::Add(sum[r], GroupProducts<kBits, kTable, kSigned>(row[r] + g * group_bytes, query + g * per_group, low_table, high_table));
-          }
+          for (int r = 0; r < 4; ++r) sum[r] = hn::Add(sum[r], products(r, g, query));
         }
         auto total = SumsOfFour(di, sum[0], sum[1], sum[2], sum[3]);
         auto offset = hn::Set(i4, kOffset);
@@ -390,7 +412,7 @@ void CodedDotsOf(const PreparedQueries& queries, const CodedRows& rows, float* H
       for (int64_t g = 0; g < groups; ++g) {
         const VI query_sum = hn::LoadU(di, lane_sums + g * lanes);
         for (int r = 0; r < 4; ++r) {
-          VI lane = GroupProducts<kBits, kTable, kSigned>(row[r] + g * group_bytes, query + g * per_group, low_table, high_table);
+          VI lane = products(r, g, query);
           if (kOffset != 0) lane = hn::Sub(lane, hn::ShiftLeft<3>(query_sum));
           const int64_t first = at[r] * row_lanes + g * lanes;
           if (rows.lane_zeros != nullptr) lane = hn::Sub(lane, hn::Mul(hn::LoadU(di, rows.lane_zeros + first), query_sum));

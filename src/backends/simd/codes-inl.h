@@ -8,6 +8,7 @@
 #endif
 
 #include <cstdint>
+#include <cstring>
 
 #include "formats/levels.h"
 #include "formats/scales.h"
@@ -37,6 +38,40 @@ HWY_INLINE VF Float(VU bits) { return hn::BitCast(DF(), bits); }
 HWY_INLINE VU Word(uint32_t value) { return hn::Set(DU(), value); }
 HWY_INLINE VF Value(float value) { return hn::Set(DF(), value); }
 HWY_INLINE VU Choose(hn::Mask<DU> mask, VU yes, VU no) { return hn::IfThenElse(mask, yes, no); }
+
+// ---- Tables ----
+#if HWY_MAX_BYTES == 16
+
+// 16 floats that are looked up 16 at a time, by bytes: for vectors of four floats.
+struct Table16 {
+  using D8 = hn::Full128<uint8_t>;
+  hn::Vec<D8> plane[4];  // byte k of every float
+  HWY_INLINE explicit Table16(const float* values) {
+    alignas(16) uint8_t bytes[64];
+    for (int i = 0; i < 16; ++i) {
+      uint32_t bits;
+      std::memcpy(&bits, values + i, 4);
+      for (int k = 0; k < 4; ++k) bytes[k * 16 + i] = static_cast<uint8_t>(bits >> (8 * k));
+    }
+    for (int k = 0; k < 4; ++k) plane[k] = hn::Load(D8(), bytes + k * 16);
+  }
+  // Of 16 codes below 16.
+  HWY_INLINE void LookUp(const uint8_t* codes, hn::Vec<hn::Full128<float>>* out) const {
+    const D8 d8;
+    const hn::Full128<uint16_t> d16;
+    const hn::Full128<float> df;
+    const auto index = hn::LoadU(d8, codes);
+    const auto a = hn::TableLookupBytes(plane[0], index), b = hn::TableLookupBytes(plane[1], index);
+    const auto c = hn::TableLookupBytes(plane[2], index), e = hn::TableLookupBytes(plane[3], index);
+    const auto low = hn::BitCast(d16, hn::InterleaveLower(d8, a, b)), low2 = hn::BitCast(d16, hn::InterleaveLower(d8, c, e));
+    const auto high = hn::BitCast(d16, hn::InterleaveUpper(d8, a, b)), high2 = hn::BitCast(d16, hn::InterleaveUpper(d8, c, e));
+    out[0] = hn::BitCast(df, hn::InterleaveLower(d16, low, low2));
+    out[1] = hn::BitCast(df, hn::InterleaveUpper(d16, low, low2));
+    out[2] = hn::BitCast(df, hn::InterleaveLower(d16, high, high2));
+    out[3] = hn::BitCast(df, hn::InterleaveUpper(d16, high, high2));
+  }
+};
+#endif
 
 // ---- Ranges ----
 
@@ -283,7 +318,7 @@ using MF = hn::Mask<DF>;
 HWY_INLINE MF Moderate(VF scale, float most) { return hn::And(hn::Ge(scale, Value(7.888609052210118e-31f)), hn::Le(scale, Value(most))); }
 
 struct IntegerCode {
-  static constexpr bool kSigned = true, kQuick = true, kRough = true;
+  static constexpr bool kSigned = true, kQuick = true, kRough = true, kLevels = false;
   HWY_INLINE bool quick() const { return true; }
   HWY_INLINE VF Factor(VF scale, MF* sound) const {
     const auto zero = hn::Eq(scale, hn::Zero(DF()));
@@ -339,7 +374,7 @@ struct IntegerCode {
 
 template <int kKind>  // 0 e4m3, 1 e5m2, 2 e2m1, 3 e2m1tz
 struct FloatCode {
-  static constexpr bool kSigned = false, kQuick = kKind == 0, kRough = false;
+  static constexpr bool kSigned = false, kQuick = kKind == 0, kRough = false, kLevels = false;
   bool overflow_nan = false;
   HWY_INLINE bool quick() const { return !overflow_nan; }
   // With 2^-120 in the factor the exponents of e4m3 are those of f32, subnormals included.
@@ -382,16 +417,18 @@ struct FloatCode {
 
 template <int kBits>
 struct LevelCode {
-  static constexpr bool kSigned = false, kQuick = HWY_LANES(float) >= 8, kRough = true;
+  static constexpr bool kSigned = false, kQuick = HWY_LANES(float) >= 8, kRough = true, kLevels = true;
   static constexpr int kHalf = 1 << (kBits - 1);
   // Room for a whole vector: targets with one of 8 lanes look values up in it.
   static constexpr int kRoom = HWY_LANES(float) > 8 ? HWY_LANES(float) : 8;
   static constexpr bool kLookUp = HWY_LANES(float) >= 8;
   // Cell i of [0, kMost], each kCell wide, has the border between level i and i + 1 well inside it, and no other.
   static constexpr float kCell = kBits == 4 ? 0.345f : kBits == 3 ? 0.6f : 1.1f, kMost = kBits == 4 ? 2.41f : kBits == 3 ? 1.79f : 1.09f;
+  float values[16] = {};  // of every code
   float positive[kRoom] = {}, middle[kRoom] = {};  // middle[i]: border between positive level i - 1 and i, middle[0] = 0
   float border[kRoom] = {}, half_gap[kRoom] = {};  // of cell i; half the way between the levels at the border
   LevelCode() {
+    for (int code = 0; code < 2 * kHalf; ++code) values[code] = Level(kBits, code);
     for (int i = 0; i < kHalf; ++i) {
       positive[i] = PositiveLevel(kBits, i);
       middle[i] = LevelMiddle(kBits, kHalf - 1 + i);

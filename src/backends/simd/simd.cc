@@ -259,6 +259,20 @@ HWY_INLINE void DecodeRun(const C& code, const uint8_t* HWY_RESTRICT codes, int6
     return code.Decode(hn::PromoteTo(DU(), hn::LoadU(d8, codes + i)), scale, zero);
   };
   int64_t i = 0;
+#if HWY_MAX_BYTES == 16
+  if constexpr (C::kLevels) {
+    const Table16 table(code.values);
+    for (; i + 16 <= count; i += 16) {
+      VF level[4];
+      table.LookUp(codes + i, level);
+      for (int k = 0; k < 4; ++k) {
+        VF scale, zero;
+        at(i + 4 * k, 4, &scale, &zero);
+        hn::StoreU(hn::IfThenElseZero(hn::Ne(scale, hn::Zero(DF())), hn::Mul(level[k], scale)), DF(), out + i + 4 * k);
+      }
+    }
+  }
+#endif
   if (streams) {
     for (; i + lanes <= count; i += lanes) hn::Stream(decode(i), DF(), out + i);
   }
@@ -568,6 +582,9 @@ void DequantizeBlocks(const DequantizeJob& job) {
   static_assert(kChunk % kLargestSchemeBlock == 0);
   uint8_t buffer[kChunk + 16];
   const VF global = Value(job.global);
+#if HWY_MAX_BYTES == 16
+  const Table16 table(kE2M1Values);
+#endif
   for (int64_t b = 0; b < shape.batch; ++b) {
     for (int64_t h = 0; h < shape.heads; ++h) {
       for (int64_t t = 0; t < rows; ++t) {
@@ -581,11 +598,22 @@ void DequantizeBlocks(const DequantizeJob& job) {
           for (int64_t i = 0; i < blocks; ++i) scales[i] = nv ? FromE4M3(stored[i]) : FromE8M0(stored[i]);
           for (int64_t i = 0; i < blocks; ++i) {
             const VF scale = Value(scales[i]);
-            for (int64_t d = i * info.block; d < (i + 1) * info.block; d += lanes) {
+            const auto put = [&](int64_t d, VF value) HWY_ATTR {
+              value = hn::Mul(value, scale);
+              hn::StoreU(nv ? hn::Mul(value, global) : value, DF(), row + begin + d);
+            };
+            const int64_t end = (i + 1) * info.block;
+            int64_t d = i * info.block;
+#if HWY_MAX_BYTES == 16
+            for (; !wide && d < end; d += 16) {
+              VF values[4];
+              table.LookUp(codes + d, values);
+              for (int k = 0; k < 4; ++k) put(d + 4 * k, values[k]);
+            }
+#endif
+            for (; d < end; d += lanes) {
               const VU code = hn::PromoteTo(DU(), hn::LoadU(DB(), codes + d));
-              VF value = hn::Mul(wide ? DecodeE4M3(code) : DecodeE2M1(code), scale);
-              if (nv) value = hn::Mul(value, global);
-              hn::StoreU(value, DF(), row + begin + d);
+              put(d, wide ? DecodeE4M3(code) : DecodeE2M1(code));
             }
           }
         }
