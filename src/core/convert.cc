@@ -169,7 +169,8 @@ Result<PayloadRef> MakeAffine(const InstanceRef& instance, const Shape& shape, T
     return MakeError(Code::kArgument, "block", block < 0 ? "must not be negative" : "needs an axis", Text(block));
   }
   KVP_ASSIGN(const int64_t elements, CheckedElements(shape, "dims"));
-  if (!parts.own_zeros.empty()) parts.zeros = {parts.own_zeros.data(), static_cast<size_t>(parts.own_zeros.size())};
+  const bool unpacked = !parts.own_zeros.empty();
+  if (unpacked) parts.zeros = {parts.own_zeros.data(), static_cast<size_t>(parts.own_zeros.size())};
   const Grid grid = AffineGrid(shape, axis, block);
   const int64_t code_bytes = PackedBytes(info.bits, elements);
   if (static_cast<int64_t>(parts.codes.size()) != code_bytes) {
@@ -207,7 +208,8 @@ Result<PayloadRef> MakeAffine(const InstanceRef& instance, const Shape& shape, T
     } else {
       payload->zeros = std::move(parts.own_zeros);
     }
-    CanonicalZeros(info, payload->zeros.data(), grid.count);
+    // Unsigned ones of several that a reader unpacked are in this form already.
+    if (info.is_signed || grid.count == 1 || !unpacked) CanonicalZeros(info, payload->zeros.data(), grid.count);
   }
   return PayloadRef(std::move(payload));
 }

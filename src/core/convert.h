@@ -29,7 +29,7 @@ struct AffineParts {
   std::span<const uint8_t> codes;
   std::span<const uint8_t> scales;  // f32 at any address
   std::span<const uint8_t> zeros;   // one byte per scale, or empty for zero points of 0
-  Bytes own_zeros;                  // or these, which are taken as they are and not copied
+  Bytes own_zeros;                  // or these, one to a byte, high bits 0 where there are several; taken and not copied
 };
 Result<PayloadRef> MakeAffine(const InstanceRef& instance, const Shape& shape, Type type, int axis, int64_t block,
                               AffineParts parts);

@@ -98,7 +98,8 @@ struct PagedCache {
 
 // The rules of a whole cache: first start 0, no gaps, 1 <= length <= capacity, equal capacities within a page, equal
 // batch, heads and widths over pages, finite positive scales. Errors carry the page.
-Status Validate(const PagedCache& cache);
+// `scales_known`: the scales were found good when the payloads were made.
+Status Validate(const PagedCache& cache, bool scales_known = false);
 // The index of the first of `count` f32 scales, at any address, that is not finite and > 0; else `count`.
 int64_t FirstBadScale(const void* scales, int64_t count);
 

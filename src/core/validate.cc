@@ -14,7 +14,7 @@ Error PageError(Code code, int64_t page, const char* side, std::string rule, std
   return MakeError(code, where, std::move(rule), std::move(got)).Argument("cache").Side(side).Page(page);
 }
 
-Status CheckPayload(const Payload& payload, int64_t page, const char* side) {
+Status CheckPayload(const Payload& payload, bool scales_known, int64_t page, const char* side) {
   for (int axis = 0; axis < 4; ++axis) {
     if (payload.shape[axis] < 1) {
       return PageError(Code::kShape, page, side, "every dim must be at least 1", Text(payload.shape));
@@ -35,7 +35,7 @@ Status CheckPayload(const Payload& payload, int64_t page, const char* side) {
     return PageError(Code::kShape, page, side, "needs " + std::to_string(sizes.codes) + " code bytes",
                      std::to_string(payload.codes.size()));
   }
-  if (!payload.affine) return Ok();
+  if (!payload.affine || scales_known) return Ok();
   if (const int64_t bad = FirstBadScale(payload.scales.data(), payload.grid.count); bad < payload.grid.count) {
     return PageError(Code::kArgument, page, side, "scales must be finite and > 0",
                      Text(static_cast<double>(payload.scales.as<float>()[bad])) + " at index " + Text(bad));
@@ -65,7 +65,7 @@ int64_t FirstBadScale(const void* scales, int64_t count) {
   return count;
 }
 
-Status Validate(const PagedCache& cache) {
+Status Validate(const PagedCache& cache, bool scales_known) {
   int64_t next_start = 0;
   for (size_t i = 0; i < cache.pages.size(); ++i) {
     const Page& page = cache.pages[i];
@@ -77,8 +77,8 @@ Status Validate(const PagedCache& cache) {
     }
     if (page.key == nullptr) return PageError(Code::kShape, index, "key", "payload is missing", "");
     if (page.value == nullptr) return PageError(Code::kShape, index, "value", "payload is missing", "");
-    KVP_TRY(CheckPayload(*page.key, index, "key"));
-    KVP_TRY(CheckPayload(*page.value, index, "value"));
+    KVP_TRY(CheckPayload(*page.key, scales_known, index, "key"));
+    KVP_TRY(CheckPayload(*page.value, scales_known, index, "value"));
     const Shape& key = page.key->shape;
     const Shape& value = page.value->shape;
     if (key.tokens != value.tokens) {
