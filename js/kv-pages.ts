@@ -2,6 +2,7 @@
 // What load() gives: one instance of the core and everything that makes objects in it.
 import { Core } from './binding.js';
 import type { CoreFunctions } from './binding.js';
+import { KvPagesError } from './errors.js';
 import type { ErrorCode } from './errors.js';
 import { disposeSymbol, Owned } from './owned.js';
 import type { Session } from './owned.js';
@@ -19,6 +20,7 @@ import { QuantizedTensor } from './quantized-tensor.js';
 import type { DequantizeOptions, Figures } from './quantized-tensor.js';
 import {
   int64Array,
+  optionWords,
   readTensor,
   requireInteger,
   requireNumber,
@@ -251,10 +253,10 @@ export class KvPages extends ModelCacheMethods {
       raw.type,
       int64Array(raw.dims, 'tensor.dims'),
       int64Array(raw.strides, 'tensor.strides'),
-      options.valid === undefined ? -1 : requireNumber(options.valid, 'valid'),
+      options.valid === undefined ? allTokens : requireValid(options.valid),
       requireString(options.spec, 'spec'),
       options.side === undefined ? '' : requireString(options.side, 'side'),
-      coreOptions.flatMap((key) => (options[key] === undefined ? [] : [`${key}=${options[key]}`])).join(','),
+      optionWords(options, coreOptions),
       Float32Array.from(numbers(options.scale, options.scales, 'scale', requireNumber)),
       Int32Array.from(numbers(options.zeroPoint, options.zeroPoints, 'zeroPoint', requireInteger)),
     );
@@ -276,7 +278,7 @@ export class KvPages extends ModelCacheMethods {
    * @param parts.codes packed codes in tensor order, low code first, exactly ceil(elements * bits / 8) bytes
    * @param parts.axis dim that has several scales; left out: one scale for all
    * @param parts.block elements per scale along `axis`; left out: one scale per index
-   * @param parts.zeroPoints one byte per scale; left out: 0
+   * @param parts.zeroPoints one byte per scale, a number of the type or its low bits; left out: 0
    * @throws KvPagesError `ERR_SHAPE`, `ERR_ARGUMENT`, `ERR_UNSUPPORTED`
    */
   fromCodes(parts: {
@@ -388,6 +390,14 @@ export class KvPages extends ModelCacheMethods {
   [disposeSymbol](): void {
     this.dispose();
   }
+}
+
+const allTokens = -1; // the core's word for it
+
+function requireValid(valid: unknown): number {
+  const tokens = requireNumber(valid, 'valid');
+  if (tokens < 0) throw new KvPagesError('ERR_ARGUMENT', `valid: must be > 0, got ${tokens}`, { argument: 'valid', actual: String(tokens) });
+  return tokens;
 }
 
 /** One value for all, or a list of them. */

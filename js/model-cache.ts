@@ -15,6 +15,7 @@ import {
   denseType,
   int64Array,
   outputBytes,
+  optionWords,
   readTensor,
   requireNumber,
   requireObject,
@@ -378,7 +379,7 @@ export class ModelCache extends Owned {
     const there = end <= this.tokensOf(info === undefined ? 0 : layer); // else the core says what is wrong with the range
     const side = (name: 'key' | 'value'): DenseTensor => {
       const headDim = info?.[name].headDim ?? 0;
-      const size = there ? kvHeads * Math.max(0, end - start) * headDim * (bytesPerElement(type) ?? 0) : 0;
+      const size = there ? kvHeads * Math.max(0, end - start) * headDim * bytesPerElement(type) : 0;
       const given = out[name];
       const bytes = given === undefined ? new Uint8Array(Number.isSafeInteger(size) ? size : 0) : outputBytes(given, type, `out.${name}`);
       this.session.core.call('kvp_cache_read', this.handle, layer, name, start, end, type, bytes);
@@ -730,8 +731,8 @@ function sideWords(side: string | SideSpec | ReadonlyArray<string | SideSpec>, a
     requireOptions(one, at, ['spec', ...sideOptions]);
     return requireString(one.spec, `${at}.spec`);
   });
-  const options = sides.map((one: Partial<SideSpec>) =>
-    sideOptions.flatMap((name) => (one[name] === undefined ? [] : [`${name}=${one[name]}`])).join(','),
+  const options = sides.map((one: Partial<SideSpec>, i) =>
+    optionWords(one, sideOptions, Array.isArray(side) ? `${argument}[${i}].` : `${argument}.`),
   );
   return { specs: specs.join('\n'), options: options.join('\n') };
 }

@@ -345,7 +345,15 @@ function withPayload(
 }
 
 function densePayload(core: Core, instance: number, raw: ReturnType<typeof readContiguous>, argument: string): number {
-  return core.handle('kvp_payload_dense', instance, raw.bytes, raw.type, int64Array(raw.dims, `${argument}.dims`));
+  try {
+    return core.handle('kvp_payload_dense', instance, raw.bytes, raw.type, int64Array(raw.dims, `${argument}.dims`));
+  } catch (error) {
+    // The core has one name for every tensor; which one it was is known here.
+    if (!(error instanceof KvPagesError) || error.argument !== 'tensor') throw error;
+    const { code, message, expected, actual } = error;
+    const fields = { argument, ...(expected === undefined ? {} : { expected }), ...(actual === undefined ? {} : { actual }) };
+    throw new KvPagesError(code, message.replace(/^tensor/, argument), fields, { cause: error });
+  }
 }
 
 /** @internal */
@@ -353,7 +361,7 @@ export function splitIntoPages(session: Session, key: unknown, value: unknown, p
   const tokensPerPage = requireInteger(pageTokens, 'pageTokens');
   if (tokensPerPage < 1)
     throw new KvPagesError('ERR_ARGUMENT', `pageTokens: must be > 0, got ${tokensPerPage}`, { argument: 'pageTokens' });
-  const sides = [sliceTokens(key, 'key'), sliceTokens(value, 'value')] as const;
+  const sides = [sliceTokens(session, key, 'key'), sliceTokens(session, value, 'value')] as const;
   const [keyTokens, valueTokens] = [sides[0].tokens, sides[1].tokens];
   if (keyTokens !== valueTokens) {
     throw new KvPagesError('ERR_SHAPE', `value: must have the ${keyTokens} tokens of key, got ${valueTokens}`, {
@@ -371,14 +379,20 @@ export function splitIntoPages(session: Session, key: unknown, value: unknown, p
 }
 
 function sliceTokens(
+  session: Session,
   tensor: unknown,
   argument: string,
 ): { tokens: number; slice(start: number, end: number): TensorLike } {
-  const { bytes, type, dims } = readContiguous(tensor, argument);
+  const raw = readContiguous(tensor, argument);
+  const { bytes, type, dims } = raw;
+  // The core refuses what is no type.
+  if (bytesPerElement(type) === 0) densePayload(session.core, session.instance, raw, argument);
   const [width = 1, tokens = 1] = [...dims].reverse();
   const rowBytes = width * bytesPerElement(type);
   const heads = dims.slice(0, -2).reduce((product, dim) => product * dim, 1);
-  if (dims.length < 2 || dims.length > 4 || bytes.length !== heads * tokens * rowBytes) {
+  // No tokens are no pages; of anything else there must be some.
+  const empty = dims.some((dim, axis) => dim < (axis === dims.length - 2 ? 0 : 1));
+  if (dims.length < 2 || dims.length > 4 || empty || bytes.length !== heads * tokens * rowBytes) {
     throw new KvPagesError(
       'ERR_SHAPE',
       `${argument}: needs 2 to 4 dims [batch, kv_heads, tokens, head_dim] for ${bytes.length} bytes of ${type}, got [${dims}]`,

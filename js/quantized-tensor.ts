@@ -293,7 +293,7 @@ export function readContiguous(
   const last = dims.reduce((sum, dim, axis) => sum + (dim - 1) * strides[axis]!, 0);
   if (
     strides.length !== dims.length ||
-    strides.some((stride) => !(stride >= 0)) ||
+    [...dims, ...strides].some((number) => number < 0) ||
     !(count === 0 || (last + 1) * size <= bytes.length)
   ) {
     throw new KvPagesError(
@@ -304,7 +304,7 @@ export function readContiguous(
       },
     );
   }
-  const gathered = new Uint8Array(count * size);
+  const gathered = gatheringRoom(count * size, argument);
   const index = dims.map(() => 0);
   for (let to = 0; to < count; ++to) {
     const from = index.reduce((sum, i, axis) => sum + i * strides[axis]!, 0) * size;
@@ -312,4 +312,13 @@ export function readContiguous(
     for (let axis = index.length - 1; axis >= 0 && ++index[axis]! === dims[axis]; --axis) index[axis] = 0;
   }
   return { bytes: gathered, type, dims };
+}
+
+/** A few bytes of data may be many elements with strides of 0. */
+function gatheringRoom(bytes: number, argument: string): Uint8Array<ArrayBuffer> {
+  try {
+    return new Uint8Array(bytes);
+  } catch (cause) {
+    throw new KvPagesError('ERR_MEMORY', `${argument}: no memory for the ${bytes} bytes of its elements`, { argument }, { cause });
+  }
 }

@@ -58,15 +58,20 @@ export interface RawTensor {
   readonly strides: readonly number[];
 }
 
-const aliases: Readonly<Record<string, DenseType>> = {
-  f32: 'f32',
-  float32: 'f32',
-  f16: 'f16',
-  float16: 'f16',
-  bf16: 'bf16',
-  bfloat16: 'bf16',
-};
-const elementBytes: Readonly<Record<DenseType, number>> = { f32: 4, f16: 2, bf16: 2 };
+// Words come from callers, so they are not looked up in objects, which know 'constructor' too.
+const aliases: ReadonlyMap<string, DenseType> = new Map([
+  ['f32', 'f32'],
+  ['float32', 'f32'],
+  ['f16', 'f16'],
+  ['float16', 'f16'],
+  ['bf16', 'bf16'],
+  ['bfloat16', 'bf16'],
+]);
+const elementBytes: ReadonlyMap<string, number> = new Map([
+  ['f32', 4],
+  ['f16', 2],
+  ['bf16', 2],
+]);
 const viewTypes: Readonly<Record<string, readonly DenseType[]>> = {
   Float32Array: ['f32'],
   Float16Array: ['f16'],
@@ -75,11 +80,12 @@ const viewTypes: Readonly<Record<string, readonly DenseType[]>> = {
 
 /** The library's word for a dense type; the word itself where it is none, for the core to refuse. */
 export function denseType(word: string): string {
-  return aliases[word] ?? word;
+  return aliases.get(word) ?? word;
 }
 
+/** 0 for a word that is no dense type. */
 export function bytesPerElement(type: DenseType): number {
-  return elementBytes[type];
+  return elementBytes.get(type) ?? 0;
 }
 
 /** Name of a class. Bundlers put an underscore before that of a class which refers to itself. */
@@ -156,6 +162,34 @@ export function int64Array(values: unknown, argument: string): BigInt64Array {
   );
 }
 
+/** Dims or strides as numbers; bigints are taken too. */
+function wholeNumbers(values: unknown, argument: string): number[] {
+  if (typeof values !== 'object' || values === null || !(Symbol.iterator in values))
+    throw wrongType(argument, 'must be an array of integers', values);
+  return Array.from(values as Iterable<unknown>, (value, i) => {
+    const number = typeof value === 'bigint' ? Number(value) : value;
+    if (!Number.isSafeInteger(number)) throw wrongType(`${argument}[${i}]`, 'must be an integer', value);
+    return number as number;
+  });
+}
+
+/** Options in the words that the core takes, `name=value` separated by commas. */
+export function optionWords<Name extends string>(
+  options: { readonly [name in Name]?: unknown },
+  names: readonly Name[],
+  prefix = '',
+): string {
+  return names
+    .flatMap((name) => {
+      const value: unknown = options[name];
+      if (value === undefined) return [];
+      if ((typeof value !== 'string' && typeof value !== 'number') || /[,\n]/.test(String(value)))
+        throw wrongType(`${prefix}${name}`, 'must be a word or a number', value);
+      return [`${name}=${value}`];
+    })
+    .join(',');
+}
+
 /** Bytes of any buffer or view, not copied. */
 export function bytesOf(value: unknown, argument: string): Uint8Array {
   const isView = ArrayBuffer.isView(value);
@@ -197,15 +231,10 @@ export function readTensor(
   const word = source.type ?? source.dtype ?? fallback.type;
   if (word !== undefined) requireString(word, `${argument}.type`);
   const dims = source.dims ?? source.shape ?? fallback.dims;
-  if (typeof dims !== 'object' || dims === null)
-    throw wrongType(`${argument}.dims`, 'must be an array of integers', dims);
+  const sizes = wholeNumbers(dims, `${argument}.dims`);
+  const strides = source.strides === undefined ? [] : wholeNumbers(source.strides, `${argument}.strides`);
   const { bytes, type } = readData(source.data, word, argument, source.byteOffset ?? 0);
-  return {
-    bytes,
-    type: type as DenseType,
-    dims: [...dims],
-    strides: source.strides === undefined ? [] : [...source.strides],
-  };
+  return { bytes, type: type as DenseType, dims: sizes, strides };
 }
 
 function elementsOf(view: ArrayBufferView): number {
@@ -236,7 +265,7 @@ function readData(
     if (word === undefined) throw wrongType(`${argument}.type`, 'must be given for raw bytes', word);
     const type = denseType(word);
     const bytes = skip(bytesOf(data, at), byteOffset, argument);
-    return { bytes: aligned(bytes, elementBytes[type as DenseType] ?? 1), type };
+    return { bytes: aligned(bytes, elementBytes.get(type) ?? 1), type };
   }
   const types = ArrayBuffer.isView(data) ? viewTypes[viewName(data)] : undefined;
   if (types === undefined) {
@@ -245,7 +274,7 @@ function readData(
   if (word === undefined && types.length > 1)
     throw wrongType(`${argument}.type`, `must be ${types.join(' or ')} for a Uint16Array`, word);
   const type = word === undefined ? types[0]! : denseType(word);
-  if (!types.includes(type as DenseType) && type in elementBytes)
+  if (!types.includes(type as DenseType) && elementBytes.has(type))
     throw wrongType(at, `must be a ${viewsOf(type)} for type ${word}`, data);
   return { bytes: skip(bytesOf(data, at), byteOffset, argument), type };
 }
@@ -288,10 +317,10 @@ export function outputBytes(out: unknown, type: string, argument: string): Uint8
   if (!ArrayBuffer.isView(out)) throw wrongType(argument, 'must be a typed array', out);
   const name = viewName(out);
   const types = viewTypes[name] ?? (name === 'Uint8Array' ? [type] : []);
-  if (!types.includes(type as DenseType) && type in elementBytes)
+  if (!types.includes(type as DenseType) && elementBytes.has(type))
     throw wrongType(argument, `must be a ${viewsOf(type)} for type ${type}`, out);
   const bytes = bytesOf(out, argument);
-  if (bytes.byteOffset % (elementBytes[type as DenseType] ?? 1) !== 0)
+  if (bytes.byteOffset % (elementBytes.get(type) ?? 1) !== 0)
     throw wrongType(argument, 'must start at a multiple of its element size', out);
   return bytes;
 }

@@ -502,5 +502,34 @@ describe('splitIntoPages', () => {
       argument: 'pageTokens',
     });
     expect(() => kv.splitIntoPages(x, x, { pageTokens: 1.5 })).toThrow(TypeError);
+    for (const dims of [[-4, -2], [1, 1, 2 ** 40, 0], [0, 1, 2 ** 40, 2], [1, 1, 1, 4, 2], [8]]) {
+      const data = new Float32Array(dims.includes(0) ? 0 : 8);
+      expect(errorOf(() => kv.splitIntoPages({ dims, data }, { dims, data }))).toMatchObject({ code: 'ERR_SHAPE', argument: 'key' });
+    }
+    expect(errorOf(() => kv.splitIntoPages(x, { ...x, type: 'f8' }))).toMatchObject({
+      code: 'ERR_ARGUMENT',
+      message: 'value: type must be f32, f16 or bf16, got f8',
+      argument: 'value',
+    });
+  });
+
+  it('refuses strides that are none, and more elements than there is memory for', () => {
+    const x = { dims: [4, 2], data: new Float32Array(8) };
+    expect(() => kv.splitIntoPages({ ...x, strides: [1.5, 1] }, x)).toThrow(new TypeError('key.strides[0]: must be an integer, got 1.5'));
+    expect(errorOf(() => kv.splitIntoPages(x, { ...x, strides: [9, 1] }))).toMatchObject({ code: 'ERR_SHAPE', argument: 'value' });
+    const spread = { dims: [2 ** 20, 2 ** 20, 2 ** 12], strides: [0, 0, 0], data: new Float32Array(1) };
+    expect(errorOf(() => kv.splitIntoPages(spread, x))).toMatchObject({ code: 'ERR_MEMORY', argument: 'key' });
+  });
+});
+
+describe('createPagedCache', () => {
+  it('says which tensor it refuses', () => {
+    const fit = { dims: [1, 1, 2, 2], data: new Float32Array(4) };
+    const short = { dims: [1, 1, 2, 2], data: new Float32Array(3) };
+    expect(errorOf(() => kv.createPagedCache([{ key: fit, value: fit }, { key: fit, value: short }]))).toMatchObject({
+      code: 'ERR_SHAPE',
+      argument: 'pages[1].value',
+      message: expect.stringMatching(/^pages\[1\]\.value: dims \[1, 1, 2, 2\] need 4 f32 elements/),
+    });
   });
 });

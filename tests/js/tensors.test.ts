@@ -161,6 +161,10 @@ describe('a tensor', () => {
     [{ dims: 4, data: x }, 'tensor.dims: must be an array of integers, got 4'],
     [{ dims: ['4'], data: x }, 'tensor.dims[0]: must be an integer, got "4"'],
     [{ dims: [1.5], data: x }, 'tensor.dims[0]: must be an integer, got 1.5'],
+    [{ dims: {}, data: x }, 'tensor.dims: must be an array of integers, got an Object'],
+    [{ dims, data: x, strides: 5 }, 'tensor.strides: must be an array of integers, got 5'],
+    [{ dims, data: x, strides: {} }, 'tensor.strides: must be an array of integers, got an Object'],
+    [{ dims: [4, 2], data: x, strides: [1.5, 1] }, 'tensor.strides[0]: must be an integer, got 1.5'],
     [
       { dims, data: [1, 2] },
       'tensor.data: must be a Float32Array, Float64Array, Float16Array, Uint16Array or raw bytes, got an array',
@@ -187,6 +191,16 @@ describe('a tensor', () => {
 });
 
 describe('quantize', () => {
+  it('is not misled by words that every object knows', () => {
+    for (const type of ['constructor', 'toString', '__proto__']) {
+      expect(errorOf(() => kv.quantize({ type, dims, data: x }, spec))).toMatchObject({
+        code: 'ERR_ARGUMENT',
+        message: `tensor: type must be f32, f16 or bf16, got ${type}`,
+      });
+      expect(errorOf(() => kv.quantize(x, spec).dequantize({ type: type as 'f32' })).code).toBe('ERR_ARGUMENT');
+    }
+  });
+
   it('refuses options that it does not know and values of the wrong type', () => {
     const call = (options: object) => () => kv.quantize(x, options as never);
     expect(call({ spec: 'int8', scales_: 1 })).toThrow(/^spec\.scales_: is no option; there are spec, /);
@@ -200,6 +214,11 @@ describe('quantize', () => {
       new TypeError('zeroPoint: must be an integer of 32 bits, got 0.5'),
     );
     expect(call({ spec: 'int8', valid: '2' })).toThrow(new TypeError('valid: must be a number, got "2"'));
+    expect(errorOf(call({ spec: 'int8', valid: -1 }))).toMatchObject({ code: 'ERR_ARGUMENT', argument: 'valid', actual: '-1' });
+    expect(call({ spec: 'e4m3', overflow: Symbol('nan') })).toThrow(new TypeError('overflow: must be a word or a number, got a symbol'));
+    expect(call({ spec: 'e4m3', overflow: 'nan,nonFinite=pass' })).toThrow(
+      new TypeError('overflow: must be a word or a number, got "nan,nonFinite=pass"'),
+    );
     expect(() => kv.quantize(x, undefined as never)).toThrow(new TypeError('spec: must be an object, got undefined'));
   });
 
