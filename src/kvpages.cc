@@ -158,6 +158,7 @@ int32_t kvp_payload_affine(uint32_t instance, const uint8_t* codes, size_t codes
     parts.zeros = {zeros, zeros_len};
     const TypeInfo* info = FindType(View(type, type_len));
     if (info == nullptr) return MakeError(Code::kArgument, "type", "is not a type", std::string(View(type, type_len)));
+    KVP_TRY(CheckZeroBytes(info->type, parts.zeros));
     KVP_ASSIGN(PayloadRef made, MakeAffine(owner, shape, info->type, axis, block_size, std::move(parts)));
     return Publish(std::make_shared<PayloadObject>(PayloadObject{owner, std::move(made)}), payload, payload_len);
   });

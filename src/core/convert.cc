@@ -146,6 +146,19 @@ Result<PayloadRef> MakeDense(const InstanceRef& instance, const TensorView& view
   return PayloadRef(std::move(payload));
 }
 
+Status CheckZeroBytes(Type type, std::span<const uint8_t> zeros) {
+  const TypeInfo& info = Info(type);
+  for (size_t i = 0; i < zeros.size() && info.bits < 8; ++i) {
+    const int32_t value = info.is_signed ? static_cast<int8_t>(zeros[i]) : zeros[i];
+    const int32_t low = info.is_signed ? -(1 << (info.bits - 1)) : 0;
+    if (value < low || value >= 1 << info.bits) {
+      return MakeError(Code::kArgument, "zeroPoint", "must lie in the range of " + std::string(info.name),
+                       Text(int64_t{value}) + (zeros.size() > 1 ? " at index " + Text(static_cast<int64_t>(i)) : ""));
+    }
+  }
+  return Ok();
+}
+
 Spec AffineSpec(Type type, int axis, int64_t block) {
   Spec spec;
   spec.type = type;
@@ -176,6 +189,9 @@ Result<PayloadRef> MakeAffine(const InstanceRef& instance, const Shape& shape, T
   if (static_cast<int64_t>(parts.codes.size()) != code_bytes) {
     return MakeError(Code::kShape, "codes", "dims " + Text(shape) + " need " + Text(code_bytes) + " bytes of " + std::string(info.name),
                      Text(static_cast<int64_t>(parts.codes.size())));
+  }
+  if (const int64_t unused = code_bytes * 8 - elements * info.bits; unused > 0 && parts.codes.back() >> (8 - unused) != 0) {
+    return MakeError(Code::kArgument, "codes", "unused bits of the last byte must be 0", Text(int64_t{parts.codes.back()}));
   }
   if (static_cast<int64_t>(parts.scales.size() / 4) != grid.count) {
     return MakeError(Code::kShape, "scale", "needs " + Text(grid.count) + " values", Text(static_cast<int64_t>(parts.scales.size() / 4)));

@@ -33,6 +33,8 @@ struct AffineParts {
 };
 Result<PayloadRef> MakeAffine(const InstanceRef& instance, const Shape& shape, Type type, int axis, int64_t block,
                               AffineParts parts);
+// Zero points from callers: numbers of the type, or their low bits. Files may have anything in the other bits.
+Status CheckZeroBytes(Type type, std::span<const uint8_t> zeros);
 // The spec word of an affine layout: its axis where a spec has it, else `tensor` (such a layout is read by its grid).
 Spec AffineSpec(Type type, int axis, int64_t block);
 
