@@ -622,7 +622,7 @@ void DequantizeBlocks(const DequantizeJob& job) {
   }
 }
 
-void Dequantize(const DequantizeJob& job) {
+void DequantizeTogether(const DequantizeJob& job) {
   const TypeInfo& info = Info(job.spec.type);
   if (info.family == Family::kScheme) {
     if (LlamaBlockBytes(info.type) > 0) DequantizeLlama(job);
@@ -636,6 +636,19 @@ void Dequantize(const DequantizeJob& job) {
   }
   if (!WithCode(codec, [&](const auto& code) { DequantizeRows(job, codec, code); })) return kReferenceBackend.dequantize(job);
   FinishRows(job);
+}
+
+void Dequantize(const DequantizeJob& job) {
+  if (job.hadamard == 0 && job.center == nullptr) return DequantizeTogether(job);
+  // What is still to be done to rows is done while they are in the cache. Channels' blocks stay whole.
+  constexpr int64_t kRows = 64;
+  DequantizeJob part = job;
+  for (int64_t t = job.begin; t < job.end; t = part.end) {
+    part.begin = t;
+    part.end = std::min(job.end, (t / kRows + 1) * kRows);
+    part.out = job.out + (t - job.begin) * job.token_stride;
+    DequantizeTogether(part);
+  }
 }
 
 // ---- Quantize ----
@@ -762,6 +775,7 @@ class Quantizer {
         if (!FindLargest(valid, rows)) Calibrate(b, h, t, tokens, valid, rows, true);
       });
       if (job_.spec.axis == Axis::kTensor || job_.spec.axis == Axis::kHead) FinishWhole(true);
+      looked_ = true;
       *job_.global = E4M3Global(largest_);
     }
     global_ = *job_.global;
@@ -787,10 +801,12 @@ class Quantizer {
   const float* Row(int64_t b, int64_t h, int64_t t, float* out) {
     const int64_t first = b * job_.batch_stride + h * job_.head_stride + t * job_.token_stride;
     if (!Transformed()) return static_cast<const float*>(job_.source) + first;
+    const int64_t size = job_.source_type == Type::f32 ? 4 : 2;
+    Fetch(static_cast<const uint8_t*>(job_.source) + first * size, kSearchRows * job_.token_stride * size, width_ * size);
     const bool as_it_is = job_.source_type == Type::f32 && job_.center == nullptr;
     const float* row = static_cast<const float*>(job_.source) + first;
     if (!as_it_is) {
-      Widen(job_.source_type, static_cast<const uint8_t*>(job_.source) + first * (job_.source_type == Type::f32 ? 4 : 2), out, width_);
+      Widen(job_.source_type, static_cast<const uint8_t*>(job_.source) + first * size, out, width_);
       row = out;
     }
     if (job_.center != nullptr) {
@@ -800,7 +816,7 @@ class Quantizer {
       });
     }
     if (job_.hadamard > 0) Rotate(row, out, width_, job_.hadamard);
-    if (job_.center != nullptr || job_.hadamard > 0) ok_ = ok_ && FirstNonFinite(Type::f32, out, width_) < 0;
+    if (!looked_ && (job_.center != nullptr || job_.hadamard > 0)) ok_ = ok_ && FirstNonFinite(Type::f32, out, width_) < 0;
     return out;
   }
 
@@ -1259,7 +1275,10 @@ class Quantizer {
     const bool with_zero = codec_.zero_offset == 0;
     const VF from = with_zero ? hn::Min(lo, none) : lo, to = with_zero ? hn::Max(hi, none) : hi;
     const VF elements = Value(static_cast<float>(valid));
+    // A rough error of an element is within d = 2^-20 amax of the exact one. A sum E of n squares is then within
+    // 2 sqrt(n E) d + n d^2 of its exact value, which is less than E / 2^14 + n amax^2 / 2^26, and two sums are compared.
     const VF slack = hn::Mul(hn::Mul(amax, amax), hn::Mul(elements, Value(5.9604645e-8f)));
+    const auto beyond = [&](VF error) HWY_ATTR { return hn::Add(hn::MulAdd(error, Value(1.0f / 8192), error), slack); };
     // Where no square of a rounding error is lost.
     const bool rough = C::kRough && valid > 0 &&
                        hn::AllTrue(DF(), hn::Or(hn::Eq(amax, none), hn::And(hn::Ge(amax, Value(1e-12f)), hn::Le(amax, Value(1e12f)))));
@@ -1308,7 +1327,7 @@ class Quantizer {
       if (!levels && !symmetric) {
         zero = zero_point(hn::Sub(hn::Mul(hn::Add(from, to), Value(0.5f)), hn::Mul(hn::Mul(ratio, hn::Sub(to, from)), Value(0.5f))), stored.value);
       }
-      const VF enough = hn::Add(hn::MulAdd(least, Value(1.0f / 4096), least), slack);
+      const VF enough = beyond(least);
       if (prune && count > 0) {
         const VF end = hn::Max(hn::Sub(amax, hn::Mul(Value(codec_.top), stored.value)), none);
         if (hn::AllTrue(DF(), hn::Or(hn::Gt(hn::Mul(end, end), enough), hn::Eq(amax, none)))) break;
@@ -1360,7 +1379,7 @@ class Quantizer {
       ++count;
     }
     // Lanes of zeros have the same scale in every candidate.
-    const VF limit = rough ? hn::Add(hn::MulAdd(least, Value(1.0f / 4096), least), slack) : never;
+    const VF limit = rough ? beyond(least) : never;
     MF seen = hn::Eq(none, never), many = seen;
     const auto in_doubt = [&](int i) HWY_ATTR {
       return hn::And(hn::And(hn::Le(hn::LoadU(DF(), errors + i * kMaxLanes), limit), candidate[i]), hn::Ne(amax, none));
@@ -1528,7 +1547,7 @@ class Quantizer {
   const C& code_;
   const int64_t width_;
   const bool has_zeros_;
-  bool ok_ = true;
+  bool ok_ = true, looked_ = false;  // looked_: ok_ is about all rows
   float global_ = 1.0f, largest_ = 0.0f;
   float whole_lo_ = INFINITY, whole_hi_ = -INFINITY;
   int64_t whole_head_ = -1;
