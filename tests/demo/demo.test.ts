@@ -131,6 +131,16 @@ test('takes a file of the user, says in a sentence why it does not, and goes on'
     await page.getByRole('alert').filter({ hasText: text }).waitFor({ timeout: 5000 });
     expect(await page.getByRole('alert').textContent()).toMatch(/\.$/);
   }
+  // A file that opens but cannot be quantized: nothing of the one before may stand under its name.
+  const one = Buffer.from(JSON.stringify(Object.fromEntries(['key', 'value'].map((side, i) =>
+    [`past_key_values.0.${side}`, { dtype: 'F32', shape: [1, 1, 2], data_offsets: [8 * i, 8 * i + 8] }]))));
+  const head = Buffer.alloc(8);
+  head.writeBigUInt64LE(BigInt(one.length));
+  await put('nan.safetensors', Buffer.concat([head, one, Buffer.alloc(16, 0xff)]));
+  await page.getByRole('alert').filter({ hasText: 'Not quantized: K of page 0: tensor: values must be finite, got NaN' }).waitFor({ timeout: 5000 });
+  expect(await page.textContent('#file-name')).toContain('nan.safetensors: 1 layer, 1 token');
+  expect(await page.locator('.card').count()).toBe(0);
+  expect(await page.locator('#summary').isVisible()).toBe(false);
   await choose(page, () => put('again.safetensors', bytes));
   expect(await page.getByRole('alert').isVisible()).toBe(false);
   expect(await page.textContent('#file-name')).toContain('again.safetensors, SmolLM2-135M-Instruct: 3 layers, 83 tokens');

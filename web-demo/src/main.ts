@@ -112,7 +112,7 @@ function showPages(keep: boolean): void {
       box.type = 'checkbox';
       box.value = String(page);
       box.checked = before ? before.has(page) : page < firstPages;
-      label.append(box, length < size ? `${page} (${length} tokens)` : String(page));
+      label.append(box, length < size ? `${page} (${counted(length, 'token')})` : String(page));
       label.title = `Tokens ${page * size} to ${page * size + length - 1}`;
       return label;
     }),
@@ -122,9 +122,11 @@ function showPages(keep: boolean): void {
 const selectedPages = () =>
   [...chips.querySelectorAll('input')].filter((box) => box.checked).map((box) => Number(box.value));
 
+const counted = (count: number, word: string) => `${count} ${word}${count === 1 ? '' : 's'}`;
+
 function showFile(opened: FileInfo): void {
   file = opened;
-  get('file-name').textContent = `${opened.name}${opened.model ? `, ${opened.model}` : ''}: ${opened.layers.length} layers, ${opened.layers[0]?.tokens} tokens`;
+  get('file-name').textContent = `${opened.name}${opened.model ? `, ${opened.model}` : ''}: ${counted(opened.layers.length, 'layer')}, ${counted(opened.layers[0]?.tokens ?? 0, 'token')}`;
   options(layer, opened.layers.map((entry) => [String(entry.layer), String(entry.layer)]), String(opened.layers[0]?.layer));
   pageTokens.disabled = false;
   showHeads();
@@ -139,6 +141,12 @@ function showHeads(): void {
 
 // ---- Running ----
 
+function clearResults(): void {
+  cards.replaceChildren();
+  get('summary').hidden = true;
+  get('legend').hidden = true;
+}
+
 function run(): void {
   if (!file || formats.length === 0) return;
   clearError();
@@ -148,9 +156,7 @@ function run(): void {
   const pages = selectedPages();
   const id = ++requestId;
   if (pages.length === 0) {
-    cards.replaceChildren();
-    get('summary').hidden = true;
-    get('legend').hidden = true;
+    clearResults();
     status.textContent = 'Choose a page to see what quantization does to it.';
     document.body.dataset['state'] = 'idle';
     return;
@@ -196,6 +202,8 @@ worker.addEventListener('message', ({ data: reply }: MessageEvent<Reply>) => {
     status.textContent = `${results.length} of ${chips.childElementCount} pages quantized in ${Math.max(1, Math.round(reply.milliseconds))} ms.`;
     document.body.dataset['state'] = 'done';
   } else {
+    // What still stands there would be taken for the result of this run.
+    if (results.length === 0) clearResults();
     fail(reply.sentence);
   }
 });
