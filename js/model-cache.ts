@@ -17,6 +17,7 @@ import {
   outputBytes,
   optionWords,
   readTensor,
+  requireGiven,
   requireNumber,
   requireObject,
   requireOptions,
@@ -213,6 +214,7 @@ export interface SaveOptions {
   readonly tokenIds?: Uint32Array | readonly number[];
 }
 
+/** What a file must be. `layers`, `kvHeads` and `headDim` go together; specs count where one is given, without a preset by default. */
 export interface RestoreOptions extends Partial<ModelShape> {
   /** The tag that the file must have; any by default. */
   readonly model?: string;
@@ -238,6 +240,13 @@ interface NodeSink {
 /** Bytes of a file that are handled at once. */
 const chunkBytes = 1 << 20;
 
+/** A file on its way, given back with the generator that reads or writes it, also where that is left alone. */
+class Transfer extends Owned {
+  get id(): number {
+    return this.handle;
+  }
+}
+
 /**
  * Keys and values of all layers of one sequence, appended to as tokens come. Full pages are encoded once, by the next append or
  * by `freeze`, and never again; `attend` reads them as they are. Forks share pages until one of them writes.
@@ -256,7 +265,7 @@ export class ModelCache extends Owned {
   }
   /** Position behind the last token, the most of any layer; dropped tokens count. */
   get tokens(): number {
-    return this.session.core.number('kvp_cache_tokens', this.handle, -1);
+    return this.session.core.number('kvp_cache_tokens', this.handle, Number.NaN);
   }
   /** Where the cache lives. */
   get device(): CacheDevice {
@@ -295,7 +304,7 @@ export class ModelCache extends Owned {
 
   /** Tokens appended to a layer. */
   tokensOf(layer: number): number {
-    return this.session.core.number('kvp_cache_tokens', this.handle, requireNumber(layer, 'layer'));
+    return this.session.core.number('kvp_cache_tokens', this.handle, requireGiven(layer, 'layer'));
   }
   /** Pages of a layer, by position. */
   pages(layer: number): readonly CachePage[] {
@@ -307,7 +316,8 @@ export class ModelCache extends Owned {
    * Encodes the layer's pages that are due, then stores tokens, rounded to the type of dense pages.
    * @param keys `[kv_heads, tokens, head_dim]`, a batch of 1 in front is accepted; f32, f16 or bf16, strides too
    * @param values the same tokens
-   * @throws KvPagesError `ERR_SHAPE`, `ERR_NON_FINITE`, `ERR_LIMIT`, `ERR_MEMORY` with `layer` and `side`; no token is stored then
+   * @throws KvPagesError `ERR_SHAPE`, `ERR_NON_FINITE`, `ERR_LIMIT`, `ERR_MEMORY` with `layer` and `side`; no token is stored then,
+   * but pages that were due may have been encoded where memory or the limit ran out
    */
   append(layer: number, keys: TensorLike, values: TensorLike): void {
     requireNumber(layer, 'layer');
@@ -328,7 +338,7 @@ export class ModelCache extends Owned {
    */
   freeze(layer?: number): { readonly key: FreezeFigures; readonly value: FreezeFigures } {
     const figures = new Float64Array(14);
-    this.session.core.call('kvp_cache_freeze', this.handle, layer === undefined ? -1 : requireNumber(layer, 'layer'), figures);
+    this.session.core.call('kvp_cache_freeze', this.handle, layer === undefined ? Number.NaN : requireGiven(layer, 'layer'), figures);
     return { key: freezeFigures(figures, 0), value: freezeFigures(figures, 7) };
   }
 
@@ -377,15 +387,22 @@ export class ModelCache extends Owned {
     const info = this.layers[layer];
     const kvHeads = info?.kvHeads ?? 0;
     const there = end <= this.tokensOf(info === undefined ? 0 : layer); // else the core says what is wrong with the range
-    const side = (name: 'key' | 'value'): DenseTensor => {
+    const side = (name: 'key' | 'value') => {
       const headDim = info?.[name].headDim ?? 0;
       const size = there ? kvHeads * Math.max(0, end - start) * headDim * bytesPerElement(type) : 0;
       const given = out[name];
       const bytes = given === undefined ? new Uint8Array(Number.isSafeInteger(size) ? size : 0) : outputBytes(given, type, `out.${name}`);
-      this.session.core.call('kvp_cache_read', this.handle, layer, name, start, end, type, bytes);
-      return { type, dims: [1, kvHeads, end - start, headDim], data: given === undefined ? denseArray(type, bytes) : (given as Float32Array) };
+      const tensor = (): DenseTensor => ({
+        type,
+        dims: [1, kvHeads, end - start, headDim],
+        data: given === undefined ? denseArray(type, bytes) : (given as Float32Array),
+      });
+      return { bytes, tensor };
     };
-    return { key: side('key'), value: side('value') };
+    const key = side('key');
+    const value = side('value');
+    this.session.core.call('kvp_cache_read', this.handle, layer, start, end, type, key.bytes, value.bytes);
+    return { key: key.tensor(), value: value.tensor() };
   }
 
   /** All layers thawed: `read` of every layer. */
@@ -409,7 +426,7 @@ export class ModelCache extends Owned {
   /** Forgets pages that end at or before a position, of one layer or of all; never the kept one. Positions stay. */
   dropBefore(tokens: number, options: { readonly layer?: number } = {}): void {
     requireOptions(options, 'options', ['layer']);
-    const layer = options.layer === undefined ? -1 : requireNumber(options.layer, 'layer');
+    const layer = options.layer === undefined ? Number.NaN : requireGiven(options.layer, 'layer');
     this.session.core.call('kvp_cache_drop_before', this.handle, requireNumber(tokens, 'tokens'), layer);
   }
 
@@ -458,9 +475,9 @@ export class ModelCache extends Owned {
     const { core } = this.session;
     const writer = this.#writer(options, ['model', 'tokenIds']);
     try {
-      while (progressOf(core, writer).done < progressOf(core, writer).total) yield nextPiece(core, writer);
+      while (progressOf(core, writer.id).done < progressOf(core, writer.id).total) yield nextPiece(core, writer.id);
     } finally {
-      core.call('kvp_release', writer);
+      writer.dispose();
     }
   }
 
@@ -488,10 +505,26 @@ export class ModelCache extends Owned {
    */
   async writeTo(sink: ByteSink, options: SaveOptions & AsyncOptions = {}): Promise<void> {
     requireObject(sink, 'sink');
-    if ('getWriter' in sink) return this.stream(options).pipeTo(sink);
-    if (typeof sink.write !== 'function') throw wrongType('sink', 'must be a WritableStream or a Node stream', sink);
-    for await (const piece of this.#pieces(options)) {
-      await new Promise<void>((resolve, reject) => sink.write(piece, (error) => (error ? reject(error) : resolve())));
+    const web = 'getWriter' in sink ? sink.getWriter() : undefined;
+    if (!('getWriter' in sink) && typeof sink.write !== 'function') throw wrongType('sink', 'must be a WritableStream or a Node stream', sink);
+    const node = sink as NodeSink;
+    const put = (piece: Uint8Array): Promise<void> =>
+      web?.write(piece) ?? new Promise((resolve, reject) => node.write(piece, (error) => (error ? reject(error) : resolve())));
+    // A sink that takes nothing any more does not keep an abort from being seen.
+    const { aborted, forget } = whenAborted(options.signal, 'aborted while waiting for the sink');
+    try {
+      for await (const piece of this.#pieces(options)) {
+        if (options.signal?.aborted) await aborted;
+        await Promise.race([put(piece), aborted]);
+      }
+      await web?.close();
+    } catch (error) {
+      // Nobody waits for the sink to have heard of it.
+      web?.abort(error).catch(() => {});
+      throw error;
+    } finally {
+      forget();
+      web?.releaseLock();
     }
   }
 
@@ -501,23 +534,27 @@ export class ModelCache extends Owned {
     throwIfAborted(signal, 'nothing');
     const writer = this.#writer(options, ['model', 'tokenIds', 'signal', 'onProgress']);
     try {
-      for (let progress = progressOf(core, writer); progress.done < progress.total; ) {
+      for (let progress = progressOf(core, writer.id); progress.done < progress.total; ) {
         if (progress.done > 0) await pause();
         throwIfAborted(signal, `${progress.done} of ${progress.total} parts`);
-        const piece = nextPiece(core, writer);
-        progress = progressOf(core, writer);
+        const piece = nextPiece(core, writer.id);
+        progress = progressOf(core, writer.id);
         onProgress?.(progress);
         yield piece;
       }
     } finally {
-      core.call('kvp_release', writer);
+      writer.dispose();
     }
   }
 
-  #writer(options: SaveOptions, allowed: readonly string[]): number {
+  #writer(options: SaveOptions, allowed: readonly string[]): Transfer {
     requireOptions(options, 'options', allowed);
     const { model = '', tokenIds = [] } = options;
-    return this.session.core.handle('kvp_save_create', this.handle, requireString(model, 'model'), uint32Array(tokenIds, 'tokenIds'));
+    const { core } = this.session;
+    return new Transfer(
+      this.session,
+      core.handle('kvp_save_create', this.handle, requireString(model, 'model'), uint32Array(tokenIds, 'tokenIds')),
+    );
   }
 }
 
@@ -558,8 +595,16 @@ export abstract class ModelCacheMethods extends ProfileMethods {
       requireObject(pair as unknown, `past[${i}]`);
       return { key: readTensor(pair.key, `past[${i}].key`), value: readTensor(pair.value, `past[${i}].value`) };
     });
+    const { layers = pairs.length } = options;
+    if (layers !== pairs.length) {
+      throw new KvPagesError('ERR_SHAPE', `past: needs one pair per layer, ${layers}, got ${pairs.length}`, {
+        argument: 'past',
+        expected: `${layers}`,
+        actual: `${pairs.length}`,
+      });
+    }
     const shape: ModelCacheOptions = {
-      layers: pairs.length,
+      layers,
       kvHeads: pairs.map(({ key }) => key.dims.at(-3) ?? 1),
       headDim: pairs.map(({ key, value }) => ({ key: key.dims.at(-1) ?? 1, value: value.dims.at(-1) ?? 1 })),
       ...options,
@@ -590,7 +635,7 @@ export abstract class ModelCacheMethods extends ProfileMethods {
 
   /**
    * Reads the file that `cache.serialize` gives. All is checked first; all or nothing.
-   * @param options what the file must be: `model`, and the shape and specs as `createCache` takes them
+   * @param options what the file must be: `model`, and the shape and specs in the words of `createCache`
    * @throws KvPagesError `ERR_CORRUPT`, `ERR_UNSUPPORTED` with `byteOffset`; `ERR_MISMATCH` with `expected` and `actual`
    */
   restore(bytes: ArrayBufferLike | ArrayBufferView, options: RestoreOptions = {}): ModelCache {
@@ -600,11 +645,11 @@ export abstract class ModelCacheMethods extends ProfileMethods {
     try {
       const figures = new Float64Array(2);
       for (let at = 0; at < whole.length; at += chunkBytes) {
-        core.call('kvp_restore_feed', reader, whole.subarray(at, at + chunkBytes), figures);
+        core.call('kvp_restore_feed', reader.id, whole.subarray(at, at + chunkBytes), figures);
       }
-      return new ModelCache(this.session, core.handle('kvp_restore_finish', reader));
+      return new ModelCache(this.session, core.handle('kvp_restore_finish', reader.id));
     } finally {
-      core.call('kvp_release', reader);
+      reader.dispose();
     }
   }
 
@@ -622,15 +667,15 @@ export abstract class ModelCacheMethods extends ProfileMethods {
         const bytes = bytesOf(chunk, 'source');
         for (let at = 0; at < bytes.length; at += chunkBytes) {
           throwIfAborted(signal, `${figures[1]} pages; nothing has been restored`);
-          core.call('kvp_restore_feed', reader, bytes.subarray(at, at + chunkBytes), figures);
+          core.call('kvp_restore_feed', reader.id, bytes.subarray(at, at + chunkBytes), figures);
           if (figures[0]! > 0) onProgress?.({ done: figures[1]!, total: figures[0]! });
           await pause();
         }
       }
       throwIfAborted(signal, `${figures[1]} pages; nothing has been restored`);
-      return new ModelCache(this.session, core.handle('kvp_restore_finish', reader));
+      return new ModelCache(this.session, core.handle('kvp_restore_finish', reader.id));
     } finally {
-      core.call('kvp_release', reader);
+      reader.dispose();
     }
   }
 
@@ -647,22 +692,28 @@ export abstract class ModelCacheMethods extends ProfileMethods {
     return attend(this.session, 'kvp_cache_attend_batch', handles, layer, queries, headDim, options);
   }
 
-  #reader(options: RestoreOptions, more: readonly string[]): number {
+  #reader(options: RestoreOptions, more: readonly string[]): Transfer {
     requireOptions(options, 'options', ['model', 'maxBytes', 'device', ...shapeOptions, ...more]);
     const { core, instance } = this.session;
     const { model, layers, kvHeads, headDim, preset, key, value } = options;
+    const says = (spec: unknown) => (spec === undefined && preset === undefined ? 0 : 1);
     const create = (config: number) =>
-      core.handle(
-        'kvp_restore_create',
-        instance,
-        config,
-        model === undefined ? 0 : 1,
-        model === undefined ? '' : requireString(model, 'model'),
-        maxBytesOf(options),
-        deviceOf(options),
+      new Transfer(
+        this.session,
+        core.handle(
+          'kvp_restore_create',
+          instance,
+          config,
+          says(key),
+          says(value),
+          model === undefined ? 0 : 1,
+          model === undefined ? '' : requireString(model, 'model'),
+          maxBytesOf(options),
+          deviceOf(options),
+        ),
       );
     if ([layers, kvHeads, headDim, preset, key, value].every((part) => part === undefined)) return create(0);
-    const shape = { layers, kvHeads, headDim, preset, key, value };
+    const shape = { layers, kvHeads, headDim, preset: preset ?? 'f32', key, value };
     const given = Object.fromEntries(Object.entries(shape).filter(([, part]) => part !== undefined));
     return withConfig(this.session, given as unknown as ModelCacheOptions, create);
   }
@@ -681,6 +732,17 @@ function throwIfAborted(signal: AbortSignal | undefined, after: string): void {
   if (signal?.aborted) throw new KvPagesError('ERR_ABORTED', `aborted after ${after}`, {}, { cause: signal.reason });
 }
 
+/** A promise that rejects when `signal` says so, until it is told to forget it. */
+function whenAborted(signal: AbortSignal | undefined, message: string): { readonly aborted: Promise<never>; readonly forget: () => void } {
+  let stop = () => {};
+  const aborted = new Promise<never>((_, reject) => {
+    stop = () => reject(new KvPagesError('ERR_ABORTED', message, {}, { cause: signal?.reason }));
+    signal?.addEventListener('abort', stop);
+  });
+  aborted.catch(() => {}); // also where nobody waits for it
+  return { aborted, forget: () => signal?.removeEventListener('abort', stop) };
+}
+
 /** Calls `use` with a configuration, which is given up afterwards. */
 function withConfig<T>(session: Session, options: ModelCacheOptions, use: (config: number) => T): T {
   requireOptions(options, 'options', cacheOptions);
@@ -690,6 +752,7 @@ function withConfig<T>(session: Session, options: ModelCacheOptions, use: (confi
     if (typeof dim === 'number') return { key: dim, value: dim };
     const at = `headDim${Array.isArray(options.headDim) ? `[${i}]` : ''}`;
     const sides: { readonly key: number; readonly value: number } = dim;
+    if (typeof dim !== 'object') throw wrongType(at, 'must be a number or { key, value }', dim);
     requireOptions(dim as unknown, at, ['key', 'value']);
     return { key: requireNumber(sides.key, `${at}.key`), value: requireNumber(sides.value, `${at}.value`) };
   });
@@ -729,7 +792,7 @@ function sideWords(side: string | SideSpec | ReadonlyArray<string | SideSpec>, a
   const specs = sides.map((one, i) => {
     const at = Array.isArray(side) ? `${argument}[${i}]` : argument;
     requireOptions(one, at, ['spec', ...sideOptions]);
-    return requireString(one.spec, `${at}.spec`);
+    return requireString(one.spec, `${at}.spec`).replaceAll('\n', ' '); // a line feed stands between layers
   });
   const options = sides.map((one: Partial<SideSpec>, i) =>
     optionWords(one, sideOptions, Array.isArray(side) ? `${argument}[${i}].` : `${argument}.`),
@@ -758,7 +821,6 @@ function layersArguments(tensors: unknown, argument: string): TensorArguments {
       actual: raw[other]!.type,
     });
   }
-  const parts = raw.map((tensor, i) => contiguousBytes(tensor, `${argument}[${i}]`));
   const dims = raw.flatMap((tensor, i) => {
     const inner = tensor.dims.slice(-3);
     if (inner.length !== 3 || tensor.dims.slice(0, -3).some((dim) => dim !== 1)) {
@@ -769,13 +831,23 @@ function layersArguments(tensors: unknown, argument: string): TensorArguments {
     }
     return inner;
   });
-  return [joined(parts), type, int64Array(dims, `${argument}.dims`), new BigInt64Array(0)];
+  const sizes = int64Array(dims, `${argument}.dims`);
+  const parts = raw.map((tensor, i) => contiguousBytes(tensor, `${argument}[${i}]`));
+  return [joined(parts), type, sizes, new BigInt64Array(0)];
 }
 
-/** Bytes of a tensor of three dims without its strides; where they do not fit, the core's check of the sizes says so. */
+/** Bytes of a tensor of three dims without its strides; laid side by side, one that is too long would make up for one that is too short. */
 function contiguousBytes({ bytes, type, dims, strides }: RawTensor, argument: string): Uint8Array {
-  if (strides.length === 0) return bytes;
   const [heads = 0, tokens = 0, width = 0] = dims.slice(-3);
+  if (strides.length === 0) {
+    const size = heads * tokens * width * bytesPerElement(type);
+    if (bytesPerElement(type) === 0 || bytes.length === size) return bytes; // of another type the core says that it takes none
+    throw new KvPagesError('ERR_SHAPE', `${argument}: dims need ${size} bytes, got ${bytes.length}`, {
+      argument,
+      expected: `${size}`,
+      actual: `${bytes.length}`,
+    });
+  }
   const [headStride = 0, tokenStride = 0, step = 0] = strides.slice(-3);
   const row = width * bytesPerElement(type);
   const last = ((heads - 1) * headStride + (tokens - 1) * tokenStride) * bytesPerElement(type) + row;
@@ -818,13 +890,14 @@ function attend(
   requireOptions(options, 'options', attendOptions);
   const raw = readTensor(queries, 'queries');
   const number = (key: 'scale' | 'queryStart' | 'window' | 'sinks' | 'softcap', fallback: number) =>
-    options[key] === undefined ? fallback : requireNumber(options[key], key);
+    options[key] === undefined ? fallback : requireGiven(options[key], key);
   const numbers = Float64Array.of(
     number('scale', Number.NaN),
     number('queryStart', Number.NaN),
     number('window', Number.NaN),
     number('sinks', 0),
     number('softcap', 0),
+    options.lse === undefined || options.lse === false ? 0 : 1,
   );
   const outer = raw.dims.slice(0, -1);
   const rows = outer.reduce((product, dim) => product * dim, 1);
@@ -842,7 +915,7 @@ function attend(
     int64Array(raw.dims, 'queries.dims'),
     int64Array(raw.strides, 'queries.strides'),
     numbers,
-    sinkLogits instanceof Float32Array ? sinkLogits : Float32Array.from(sinkLogits),
+    float32Array(sinkLogits, 'sinkLogits'),
     out,
     logs ?? new Float32Array(0),
   );
@@ -872,6 +945,12 @@ function addFigures(a: FreezeFigures, b: FreezeFigures): FreezeFigures {
     bytesBefore: a.bytesBefore + b.bytesBefore,
     bytesAfter: a.bytesAfter + b.bytesAfter,
   };
+}
+
+function float32Array(values: Float32Array | readonly number[], argument: string): Float32Array {
+  if (values instanceof Float32Array) return values;
+  if (!Array.isArray(values)) throw wrongType(argument, 'must be a Float32Array or an array of numbers', values);
+  return Float32Array.from(values as number[], (value, i) => requireNumber(value, `${argument}[${i}]`));
 }
 
 function uint32Array(values: Uint32Array | readonly number[], argument: string): Uint32Array {
@@ -919,12 +998,7 @@ async function* chunksOf(source: ByteSource, signal: AbortSignal | undefined): A
     leave = () => iterator.return?.();
   }
   let ended = false;
-  let stop: (() => void) | undefined;
-  const aborted = new Promise<never>((_, reject) => {
-    stop = () => reject(new KvPagesError('ERR_ABORTED', 'aborted while waiting for bytes; nothing has been restored', {}, { cause: signal?.reason }));
-    signal?.addEventListener('abort', stop);
-  });
-  aborted.catch(() => {}); // also where nobody waits for it
+  const { aborted, forget } = whenAborted(signal, 'aborted while waiting for bytes; nothing has been restored');
   try {
     throwIfAborted(signal, 'nothing');
     for (;;) {
@@ -936,7 +1010,7 @@ async function* chunksOf(source: ByteSource, signal: AbortSignal | undefined): A
       yield value;
     }
   } finally {
-    if (stop !== undefined) signal?.removeEventListener('abort', stop);
+    forget();
     if (!ended) {
       // A generator that hangs must not keep the caller: nobody waits for the source to have stopped.
       void (async () => leave(signal?.reason))().catch(() => {});

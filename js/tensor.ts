@@ -133,6 +133,12 @@ export function requireNumber(value: unknown, argument: string): number {
   return value;
 }
 
+/** A number where the core takes NaN for none given. */
+export function requireGiven(value: unknown, argument: string): number {
+  if (Number.isNaN(requireNumber(value, argument))) throw wrongType(argument, 'must be a number', value);
+  return value as number;
+}
+
 /** An integer that the core's int32 holds; whether it is in range there is the core's question. */
 export function requireInteger(value: unknown, argument: string): number {
   if (typeof value !== 'number' || (value | 0) !== value)

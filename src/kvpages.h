@@ -351,14 +351,14 @@ KVP_EXPORT int32_t kvp_cache_append_all(uint32_t cache, const uint8_t* keys, siz
                                         const int64_t* value_dims, size_t value_dims_len, const int64_t* value_strides,
                                         size_t value_strides_len);
 
-/* Encodes every page that is due, of a layer or (-1) of all. Fourteen figures, of keys and then of values: pages, elements,
+/* Encodes every page that is due, of a layer or (NaN) of all. Fourteen figures, of keys and then of values: pages, elements,
  * rmse, max error, saturated elements, bytes before, bytes after. */
 KVP_EXPORT int32_t kvp_cache_freeze(uint32_t cache, double layer, double* figures, size_t figures_len);
 
 /* Forgets tokens `tokens` and later in all layers. ERR_ARGUMENT beyond the end, or within a gap of dropped tokens. */
 KVP_EXPORT int32_t kvp_cache_truncate(uint32_t cache, double tokens);
 
-/* Forgets pages that end at or before `tokens`, of a layer or (-1) of all; never kept ones. Positions stay. */
+/* Forgets pages that end at or before `tokens`, of a layer or (NaN) of all; never kept ones. Positions stay. */
 KVP_EXPORT int32_t kvp_cache_drop_before(uint32_t cache, double tokens, double layer);
 
 /* A cache of tokens [begin, end) with shared pages and unchanged positions; begin is the start of a page in every layer. */
@@ -371,17 +371,17 @@ KVP_EXPORT int32_t kvp_cache_fork(uint32_t cache, uint32_t* out, size_t out_len)
  * there already. ERR_BACKEND when its instance has no such device. */
 KVP_EXPORT int32_t kvp_cache_move(uint32_t cache, const char* device, size_t device_len, uint32_t* out, size_t out_len);
 
-/* Tokens appended to a layer; -1: the most of any layer. */
+/* Tokens appended to a layer; NaN: the most of any layer. */
 KVP_EXPORT int32_t kvp_cache_tokens(uint32_t cache, double layer, double* tokens, size_t tokens_len);
 
-/* Thaws tokens [begin, end) of a side to `type`, contiguous [kv_heads, end - begin, head_dim]. ERR_BUFFER when `out` has
- * another size, ERR_ARGUMENT where tokens have been dropped. */
-KVP_EXPORT int32_t kvp_cache_read(uint32_t cache, double layer, const char* side, size_t side_len, double begin, double end,
-                                  const char* type, size_t type_len, uint8_t* out, size_t out_len);
+/* Thaws tokens [begin, end) of both sides to `type`, contiguous [kv_heads, end - begin, head_dim]. ERR_BUFFER when one of the two
+ * has another size, ERR_ARGUMENT where tokens have been dropped. */
+KVP_EXPORT int32_t kvp_cache_read(uint32_t cache, double layer, double begin, double end, const char* type, size_t type_len,
+                                  uint8_t* keys, size_t keys_len, uint8_t* values, size_t values_len);
 
 /* softmax(scale Q K^T) V. queries [heads, tokens, head_dim]; options: scale, query_start, window (0: none), sinks,
- * softcap (0: none); NaN for the first three: 1 / sqrt(head_dim), tokens - queries, the layer's window. sink_logits: one per head, or none. out:
- * f32 [heads, tokens, head_dim of values]; lse: [heads, tokens], or empty. ERR_MISMATCH where an earlier layer has another
+ * softcap (0: none), 1 where lse is wanted (else 0); NaN for the first three: 1 / sqrt(head_dim), tokens - queries, the layer's window.
+ * sink_logits: one per head, or none. out: f32 [heads, tokens, head_dim of values]; lse: [heads, tokens], or empty. ERR_MISMATCH where an earlier layer has another
  * number of tokens. Rules and error bound: docs/attention.md. */
 KVP_EXPORT int32_t kvp_cache_attend(uint32_t cache, double layer, const uint8_t* queries, size_t queries_len,
                                     const char* type, size_t type_len, const int64_t* dims, size_t dims_len,
@@ -431,10 +431,11 @@ KVP_EXPORT int32_t kvp_save_size(uint32_t writer, double* bytes, size_t bytes_le
 /* Blob: the next pieces of the file, one and as many more as fit into `bytes`. ERR_ARGUMENT past the last one. */
 KVP_EXPORT int32_t kvp_save_next(uint32_t writer, double bytes, uint32_t* blob, size_t blob_len);
 
-/* Begins to read an envelope. config: layers, KV heads, head_dims and specs that the file must have, 0 for any; model: the
- * tag that it must have, where check_model is not 0. max_bytes, device: as kvp_cache_create. */
-KVP_EXPORT int32_t kvp_restore_create(uint32_t instance, uint32_t config, int32_t check_model, const char* model,
-                                      size_t model_len, double max_bytes, const char* device, size_t device_len,
+/* Begins to read an envelope. config: layers, KV heads and head_dims that the file must have, 0 for any, and the specs of keys and
+ * values where check_key and check_value are not 0; model: the tag that it must have, where check_model is not 0. max_bytes, device:
+ * as kvp_cache_create. */
+KVP_EXPORT int32_t kvp_restore_create(uint32_t instance, uint32_t config, int32_t check_key, int32_t check_value, int32_t check_model,
+                                      const char* model, size_t model_len, double max_bytes, const char* device, size_t device_len,
                                       uint32_t* reader, size_t reader_len);
 
 /* Takes the file's next bytes, any number of them. Two figures: pages of the file (0 before the header is whole), and pages

@@ -76,6 +76,12 @@ Result<int64_t> LayerOf(double layer) {
   return Integer(layer, -kMost, kMost, "layer");
 }
 
+// NaN, -1 here: all layers.
+Result<int64_t> LayerOrAll(const ModelCache& cache, double layer) {
+  if (std::isnan(layer)) return int64_t{-1};
+  return Integer(layer, 0, cache.layer_count() - 1, "layer");
+}
+
 // [kv_heads, tokens, head_dim] of one layer; ViewOf pads in front, so a batch of 1 goes through.
 Result<TensorView> OneTensor(const uint8_t* data, size_t data_len, std::string_view type, const int64_t* dims, size_t dims_len,
                              const int64_t* strides, size_t strides_len, const char* argument) {
@@ -91,7 +97,7 @@ Result<std::vector<TensorView>> Tensors(int64_t layers, const uint8_t* data, siz
   std::vector<TensorView> views;
   KVP_ASSIGN(const Type type, DenseType(type_name, argument));
   const int64_t size = Info(type).bits / 8;
-  if (dims_len == 4) {
+  if (dims_len == 4 || (dims_len == 3 && layers == 1)) {
     KVP_ASSIGN(TensorView all, ViewOf(data, data_len, type_name, dims, dims_len, strides, strides_len, argument));
     if (all.shape.batch != layers) {
       return MakeError(Code::kShape, argument, "needs one tensor per layer, " + Text(layers), Text(all.shape.batch));
@@ -153,7 +159,7 @@ std::string StatsText(const CacheStats& stats, const char* device) {
 }
 
 Result<AttendOptions> OptionsOf(const double* options, size_t options_len, const float* sink_logits, size_t sink_logits_len) {
-  if (options_len != 5) return MakeError(Code::kArgument, "options", "needs 5 numbers", Text(static_cast<int64_t>(options_len)));
+  if (options_len != 6) return MakeError(Code::kArgument, "options", "needs 6 numbers", Text(static_cast<int64_t>(options_len)));
   AttendOptions out;
   if (!std::isnan(options[0])) out.scale = options[0];
   if (!std::isnan(options[1])) { KVP_ASSIGN(out.query_start, Integer(options[1], 0, kMost, "queryStart")); }
@@ -164,7 +170,7 @@ Result<AttendOptions> OptionsOf(const double* options, size_t options_len, const
   return out;
 }
 
-Status CheckOutputs(const ModelCache& cache, int64_t layer, const Shape& queries, size_t out_len, size_t lse_len) {
+Status CheckOutputs(const ModelCache& cache, int64_t layer, const Shape& queries, size_t out_len, bool wants_lse, size_t lse_len) {
   if (layer < 0 || layer >= cache.layer_count()) return Ok();  // Attend says so
   const int64_t rows = queries.batch * queries.heads * queries.tokens;
   const int64_t width = cache.config().layers[static_cast<size_t>(layer)].value.width;
@@ -172,7 +178,7 @@ Status CheckOutputs(const ModelCache& cache, int64_t layer, const Shape& queries
     return MakeError(Code::kBuffer, "out", "must hold exactly " + Text(rows * width) + " floats", Text(static_cast<int64_t>(out_len)))
         .Expected(Text(rows * width));
   }
-  if (lse_len != 0 && static_cast<int64_t>(lse_len) != rows) {
+  if ((wants_lse || lse_len != 0) && static_cast<int64_t>(lse_len) != rows) {
     return MakeError(Code::kBuffer, "lse", "must hold exactly " + Text(rows) + " floats", Text(static_cast<int64_t>(lse_len))).Expected(Text(rows));
   }
   return Ok();
@@ -303,7 +309,7 @@ int32_t kvp_cache_append_all(uint32_t cache, const uint8_t* keys, size_t keys_le
 int32_t kvp_cache_freeze(uint32_t cache, double layer, double* figures, size_t figures_len) {
   return Guard([&]() -> Status {
     KVP_ASSIGN(const auto object, Get<CacheObject>(cache, "cache"));
-    KVP_ASSIGN(const int64_t index, LayerOf(layer));
+    KVP_ASSIGN(const int64_t index, LayerOrAll(object->cache, layer));
     if (figures_len != 14) return MakeError(Code::kBuffer, "figures", "must hold 14 figures", Text(static_cast<int64_t>(figures_len)));
     KVP_ASSIGN(const FreezeReport report, object->cache.Freeze(index));
     double* out = figures;
@@ -332,7 +338,7 @@ int32_t kvp_cache_drop_before(uint32_t cache, double tokens, double layer) {
   return Guard([&]() -> Status {
     KVP_ASSIGN(const auto object, Get<CacheObject>(cache, "cache"));
     KVP_ASSIGN(const int64_t n, Integer(tokens, -kMost, kMost, "tokens"));
-    KVP_ASSIGN(const int64_t index, LayerOf(layer));
+    KVP_ASSIGN(const int64_t index, LayerOrAll(object->cache, layer));
     return object->cache.DropBefore(n, index);
   });
 }
@@ -366,43 +372,54 @@ int32_t kvp_cache_move(uint32_t cache, const char* device, size_t device_len, ui
 int32_t kvp_cache_tokens(uint32_t cache, double layer, double* tokens, size_t tokens_len) {
   return Guard([&]() -> Status {
     KVP_ASSIGN(const auto object, Get<CacheObject>(cache, "cache"));
-    if (layer == -1) return PutOne(tokens, tokens_len, object->cache.tokens(), "tokens");
-    KVP_ASSIGN(const int64_t index, Integer(layer, 0, object->cache.layer_count() - 1, "layer"));
-    return PutOne(tokens, tokens_len, object->cache.layer(index).end, "tokens");
+    KVP_ASSIGN(const int64_t index, LayerOrAll(object->cache, layer));
+    return PutOne(tokens, tokens_len, index == -1 ? object->cache.tokens() : object->cache.layer(index).end, "tokens");
   });
 }
 
-int32_t kvp_cache_read(uint32_t cache, double layer, const char* side, size_t side_len, double begin, double end,
-                       const char* type, size_t type_len, uint8_t* out, size_t out_len) {
+int32_t kvp_cache_read(uint32_t cache, double layer, double begin, double end, const char* type, size_t type_len, uint8_t* keys,
+                       size_t keys_len, uint8_t* values, size_t values_len) {
   return Guard([&]() -> Status {
     KVP_ASSIGN(const auto object, Get<CacheObject>(cache, "cache"));
     const ModelCache& from = object->cache;
     KVP_ASSIGN(const int64_t index, Integer(layer, 0, from.layer_count() - 1, "layer"));
-    KVP_ASSIGN(const bool value_side, IsValueSide(View(side, side_len), "side"));
     KVP_ASSIGN(const int64_t first, Integer(begin, 0, from.layer(index).end, "start"));
     KVP_ASSIGN(const int64_t last, Integer(end, first, from.layer(index).end, "end"));
     KVP_ASSIGN(const Type to, DenseType(View(type, type_len), "type"));
+    KVP_TRY(from.CheckRead(index, first, last));
     const LayerConfig& config = from.config().layers[static_cast<size_t>(index)];
-    const int64_t width = value_side ? config.value.width : config.key.width, count = last - first, size = Info(to).bits / 8;
-    const int64_t bytes = config.heads * count * width * size;
-    if (static_cast<int64_t>(out_len) != bytes) {
-      return MakeError(Code::kBuffer, "out", "must hold exactly " + Text(bytes) + " bytes for " + Text(Shape{1, config.heads, count, width}) +
-                                                 " " + std::string(Info(to).name), std::to_string(out_len))
+    const int64_t count = last - first, size = Info(to).bits / 8, heads = config.heads;
+    const struct {
+      bool value_side;
+      const char* argument;
+      int64_t width;
+      uint8_t* data;
+      size_t length;
+    } sides[] = {{false, "out.key", config.key.width, keys, keys_len}, {true, "out.value", config.value.width, values, values_len}};
+    for (const auto& side : sides) {
+      const int64_t bytes = heads * count * side.width * size;
+      if (static_cast<int64_t>(side.length) == bytes) continue;
+      return MakeError(Code::kBuffer, side.argument, "must hold exactly " + Text(bytes) + " bytes for " + Text(Shape{1, heads, count, side.width}) +
+                                                         " " + std::string(Info(to).name), std::to_string(side.length))
           .Expected(Text(bytes));
     }
-    if (to == Type::f32 && reinterpret_cast<uintptr_t>(out) % alignof(float) == 0) {
-      return from.Read(index, value_side, first, last, reinterpret_cast<float*>(out), count * width, width);
-    }
     // A narrower type goes through f32, as many tokens at a time as stay within a cache, or are worth a transfer from a device.
-    KVP_TRY(from.CheckRead(index, first, last));
-    const int64_t most = from.instance()->device ? int64_t{1} << 22 : 16384;
-    const int64_t step = std::clamp<int64_t>(most / (config.heads * width), 1, std::max<int64_t>(count, 1));
-    KVP_ASSIGN(Bytes scratch, Bytes::AllocateRaw(static_cast<uint64_t>(config.heads * step * width) * 4));
-    for (int64_t t = first; t < last; t += step) {
-      const int64_t now = std::min(step, last - t);
-      KVP_TRY(from.Read(index, value_side, t, t + now, scratch.as<float>(), now * width, width));
-      for (int64_t h = 0; h < config.heads; ++h) {
-        object->instance->backend->narrow(to, scratch.as<float>() + h * now * width, out + (h * count + t - first) * width * size, now * width);
+    const int64_t most = from.instance()->device ? int64_t{1} << 22 : 16384, widest = std::max(config.key.width, config.value.width);
+    const int64_t step = std::clamp<int64_t>(most / (heads * widest), 1, std::max<int64_t>(count, 1));
+    const bool in_place = to == Type::f32 && (reinterpret_cast<uintptr_t>(keys) | reinterpret_cast<uintptr_t>(values)) % alignof(float) == 0;
+    KVP_ASSIGN(Bytes scratch, Bytes::AllocateRaw(in_place ? 0 : static_cast<uint64_t>(heads * step * widest) * 4));
+    for (const auto& side : sides) {
+      if (in_place) {
+        KVP_TRY(from.Read(index, side.value_side, first, last, reinterpret_cast<float*>(side.data), count * side.width, side.width));
+        continue;
+      }
+      for (int64_t t = first; t < last; t += step) {
+        const int64_t now = std::min(step, last - t);
+        KVP_TRY(from.Read(index, side.value_side, t, t + now, scratch.as<float>(), now * side.width, side.width));
+        for (int64_t h = 0; h < heads; ++h) {
+          object->instance->backend->narrow(to, scratch.as<float>() + h * now * side.width, side.data + (h * count + t - first) * side.width * size,
+                                            now * side.width);
+        }
       }
     }
     return Ok();
@@ -419,7 +436,7 @@ int32_t kvp_cache_attend(uint32_t cache, double layer, const uint8_t* queries, s
     KVP_ASSIGN(const TensorView view,
                OneTensor(queries, queries_len, View(type, type_len), dims, dims_len, strides, strides_len, "queries"));
     KVP_ASSIGN(const AttendOptions chosen, OptionsOf(options, options_len, sink_logits, sink_logits_len));
-    KVP_TRY(CheckOutputs(object->cache, index, view.shape, out_len, lse_len));
+    KVP_TRY(CheckOutputs(object->cache, index, view.shape, out_len, options[5] != 0, lse_len));
     return Attend(object->cache, index, view, chosen, out, lse_len == 0 ? nullptr : lse);
   });
 }
@@ -450,7 +467,7 @@ int32_t kvp_cache_attend_batch(const uint32_t* caches, size_t caches_len, double
       width = own;
       objects.push_back(std::move(object));
     }
-    KVP_TRY(CheckOutputs(objects[0]->cache, index, view.shape, out_len, lse_len));
+    KVP_TRY(CheckOutputs(objects[0]->cache, index, view.shape, out_len, options[5] != 0, lse_len));
     // Nothing reaches the caller before all caches have answered.
     KVP_ASSIGN(Bytes results, Bytes::AllocateRaw((uint64_t{out_len} + out_len / static_cast<uint64_t>(width)) * 4));
     float* sums = results.as<float>();
@@ -602,8 +619,9 @@ int32_t kvp_save_next(uint32_t writer, double bytes, uint32_t* blob, size_t blob
   });
 }
 
-int32_t kvp_restore_create(uint32_t instance, uint32_t config, int32_t check_model, const char* model, size_t model_len,
-                           double max_bytes, const char* device, size_t device_len, uint32_t* reader, size_t reader_len) {
+int32_t kvp_restore_create(uint32_t instance, uint32_t config, int32_t check_key, int32_t check_value, int32_t check_model,
+                           const char* model, size_t model_len, double max_bytes, const char* device, size_t device_len,
+                           uint32_t* reader, size_t reader_len) {
   return Guard([&]() -> Status {
     KVP_ASSIGN(const auto owner, Get<Instance>(instance, "instance"));
     KVP_ASSIGN(const double limit, MaxBytes(max_bytes));
@@ -613,6 +631,8 @@ int32_t kvp_restore_create(uint32_t instance, uint32_t config, int32_t check_mod
       KVP_ASSIGN(const auto made_like, Get<ConfigObject>(config, "config"));
       expectation.config = made_like->config;
     }
+    expectation.key_spec = check_key != 0;
+    expectation.value_spec = check_value != 0;
     if (check_model != 0) expectation.model = std::string(View(model, model_len));
     return Publish(std::make_shared<ReaderObject>(ReaderObject{owner, EnvelopeReader(place, static_cast<uint64_t>(limit), std::move(expectation))}),
                    reader, reader_len);

@@ -325,9 +325,16 @@ Status Check(const ModelCache& cache, int64_t layer, const TensorView& queries, 
                       Text(config.key.width),
                   Text(shape));
   }
-  if (options.scale && !std::isfinite(*options.scale)) return refuse(Code::kArgument, "scale", "must be finite", Text(*options.scale));
+  // Both are f32 where they are used.
+  if (options.scale && !std::isfinite(static_cast<float>(*options.scale))) {
+    return refuse(Code::kArgument, "scale", "must be finite in f32", Text(*options.scale));
+  }
   if (!std::isfinite(options.softcap) || options.softcap < 0) {
     return refuse(Code::kArgument, "softcap", "must be finite and >= 0", Text(options.softcap));
+  }
+  const auto cap = static_cast<float>(options.softcap);
+  if (options.softcap > 0 && !std::isnormal(cap)) {
+    return refuse(Code::kArgument, "softcap", "must be 0 or a normal number of f32", Text(options.softcap));
   }
   if (options.window.value_or(0) < 0) return refuse(Code::kArgument, "window", "must not be negative", Text(*options.window));
   if (options.sinks < 0) return refuse(Code::kArgument, "sinks", "must not be negative", Text(options.sinks));

@@ -52,6 +52,13 @@ size_t PageAt(const CacheLayer& layer, int64_t position) {
   return static_cast<size_t>(found - layer.pages.begin());
 }
 
+// The first page that may still be encoded.
+size_t FirstUnsettled(const CacheLayer& layer) {
+  size_t at = layer.settled;
+  while (at < layer.pages.size() && (layer.pages[at].kept || (layer.pages[at].key.frozen && layer.pages[at].value.frozen))) ++at;
+  return at;
+}
+
 const CachePage* FirstBehindKept(const CacheLayer& layer) {
   for (const CachePage& page : layer.pages) {
     if (!page.kept) return &page;
@@ -194,6 +201,27 @@ Status ModelCache::CheckInput(int64_t layer, const TensorView& keys, const Tenso
   return Ok();
 }
 
+// Whether the tokens fit the type of dense pages, where pages might be encoded before they are stored: what is refused changes nothing.
+Status ModelCache::CheckFits(int64_t index, const TensorView& keys, const TensorView& values) const {
+  const CacheLayer& layer = layers_[static_cast<size_t>(index)];
+  const size_t first = FirstUnsettled(layer);
+  if (first == layer.pages.size() || !IsClosed(layer, first)) return Ok();
+  const LayerConfig& config = config_->layers[static_cast<size_t>(index)];
+  const int64_t size = ElementBytes(config_->hot);
+  for (const bool value_side : {false, true}) {
+    const TensorView& view = value_side ? values : keys;
+    if (view.type == config_->hot || SideOf(config, value_side).options.non_finite != NonFinite::kError) continue;
+    const int64_t width = view.shape.width, step = std::clamp<int64_t>(16384 / (config.heads * width), 1, view.shape.tokens);
+    KVP_ASSIGN(Bytes scratch, Bytes::AllocateRaw(static_cast<uint64_t>(config.heads * step * width * size)));
+    for (int64_t t = 0; t < view.shape.tokens; t += step) {
+      Status fits = RoundRows(*instance_->backend, view, t, std::min(step, view.shape.tokens - t), config_->hot, NonFinite::kError,
+                              value_side ? "values" : "keys", scratch.data(), step * width * size);
+      if (!fits.ok()) return LayerError(std::move(fits.error()), index, "");
+    }
+  }
+  return Ok();
+}
+
 Result<CachePage> ModelCache::NewPage(int64_t layer, int64_t start, bool kept) const {
   const LayerConfig& config = config_->layers[static_cast<size_t>(layer)];
   CachePage page;
@@ -280,6 +308,7 @@ Status ModelCache::StoreAll(int64_t first, std::span<const TensorView> keys, std
 Status ModelCache::Append(int64_t layer, const TensorView& keys, const TensorView& values) {
   KVP_TRY(CheckLayer(layer));
   KVP_TRY(CheckInput(layer, keys, values));
+  KVP_TRY(CheckFits(layer, keys, values));
   KVP_TRY(FreezeLayers(layer, layer + 1, nullptr));
   return StoreAll(layer, {&keys, 1}, {&values, 1});
 }
@@ -299,6 +328,7 @@ Status ModelCache::AppendAll(std::span<const TensorView> keys, std::span<const T
                         i, "key");
     }
   }
+  for (int64_t i = 0; i < layer_count(); ++i) KVP_TRY(CheckFits(i, keys[static_cast<size_t>(i)], values[static_cast<size_t>(i)]));
   KVP_TRY(FreezeLayers(0, layer_count(), nullptr));
   return StoreAll(0, keys, values);
 }
@@ -346,8 +376,7 @@ Status ModelCache::FindCenter(CacheLayer& layer, const LayerConfig& config) cons
 // The sides of a layer's pages that are due, in the order in which they are encoded. Finds the layer's centre where they need it.
 Status ModelCache::FindDue(int64_t index, std::vector<Due>& due) {
   CacheLayer& layer = layers_[static_cast<size_t>(index)];
-  const auto settled = [&](const CachePage& page) { return page.kept || (page.key.frozen && page.value.frozen); };
-  while (layer.settled < layer.pages.size() && settled(layer.pages[layer.settled])) ++layer.settled;
+  layer.settled = FirstUnsettled(layer);
   if (layer.settled == layer.pages.size() || !IsClosed(layer, layer.settled)) return Ok();
   const LayerConfig& config = config_->layers[static_cast<size_t>(index)];
   const bool needs_center = config.key.spec.center && layer.center.empty();

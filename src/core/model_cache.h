@@ -144,6 +144,7 @@ class ModelCache {
   ModelCache() = default;
   Status CheckLayer(int64_t layer) const;
   Status CheckInput(int64_t layer, const TensorView& keys, const TensorView& values) const;
+  Status CheckFits(int64_t layer, const TensorView& keys, const TensorView& values) const;
   // A side of a page that is due.
   struct Due {
     int64_t layer;

@@ -46,6 +46,7 @@ class EnvelopeWriter {
 struct EnvelopeExpectation {
   std::optional<std::string> model;
   std::optional<ModelConfig> config;  // layers, KV heads, head_dims and specs, resolved
+  bool key_spec = true, value_spec = true;  // whether the specs of `config` count
 };
 
 class EnvelopeReader {

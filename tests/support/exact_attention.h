@@ -46,12 +46,19 @@ inline Exact ExactAttention(const ModelCache& cache, int64_t index, const std::v
   const auto held = static_cast<int64_t>(positions.size());
   std::vector<float> keys(static_cast<size_t>(kv_heads * held * width)), values(static_cast<size_t>(kv_heads * held * value_width));
   int64_t at = 0;
-  bool levels = false, rotated = false;
+  bool levels = false, integers = false, rotated = false;
+  int64_t key_run = 1, value_run = 1;
   for (const CachePage& page : layer.pages) {
     EXPECT_TRUE(cache.Read(index, false, page.start, page.end(), keys.data() + at * width, held * width, width).ok());
     EXPECT_TRUE(cache.Read(index, true, page.start, page.end(), values.data() + at * value_width, held * value_width, value_width).ok());
     at += page.length;
-    levels |= page.key.frozen && Info(page.key.payload->spec.type).family == Family::kLevels;
+    if (page.key.frozen) {
+      const Spec& spec = page.key.payload->spec;
+      levels |= spec.type == Type::lm4;
+      integers |= Info(spec.type).bits == 4 || Info(spec.type).bits == 8;
+    }
+    key_run = std::max(key_run, page.key.payload->hadamard);
+    value_run = std::max(value_run, page.value.payload->hadamard);
     rotated |= page.value.payload->hadamard > 1;
   }
   const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(width)));
@@ -102,19 +109,19 @@ inline Exact ExactAttention(const ModelCache& cache, int64_t index, const std::v
       exact.lse.push_back(lse);
 
       // docs/attention.md, "Error".
-      const double unit = std::ldexp(1, -24), run = std::log2(static_cast<double>(std::max(width, value_width)));
+      const double unit = std::ldexp(1, -24);
+      const double key_turns = std::log2(static_cast<double>(key_run)), value_turns = std::log2(static_cast<double>(value_run));
       double largest = 0;
       for (int64_t d = 0; d < width; ++d) largest = std::max(largest, std::fabs(double{query[d]}));
       // A rotated query's largest value is at most its norm.
       const double norm = Norm(query, width), query_most = config.key.spec.hadamard ? norm : largest;
-      double error = (static_cast<double>(width) + 2 * run + 8) * unit * norm;
+      double error = (static_cast<double>(width) + 2 * key_turns + 8) * unit * norm;
       if (cache.instance()->backend->name != std::string("reference")) {
-        error += config.key.spec.axis == Axis::kChannel ? std::ldexp(1, -16) * static_cast<double>(width) * query_most
-                                                        : std::ldexp(1, -15) * std::sqrt(static_cast<double>(width)) * query_most;
+        if (integers) error += std::ldexp(1, -15) * std::sqrt(static_cast<double>(width)) * query_most;
         if (levels) error += std::pow(2, -10.5) * norm;
       }
       error = std::fabs(scale) * error * key_norm + 4 * unit * options.softcap;
-      const double rounding = (2 * static_cast<double>(seen) + 4 * static_cast<double>(seen / 256 + 2) + 2 * run + 128) * unit;
+      const double rounding = (2 * static_cast<double>(seen) + 4 * static_cast<double>(seen / 256 + 2) + 2 * value_turns + 128) * unit;
       exact.out_bound.push_back(std::expm1(2 * error) * value_most + rounding * (rotated ? value_norm : value_most));
       exact.lse_bound.push_back(error + rounding + 2 * unit * (std::isfinite(lse) ? std::fabs(lse) : 0));
     }
