@@ -235,6 +235,9 @@ export type ByteSource =
 export type ByteSink = WritableStream<Uint8Array> | NodeSink;
 interface NodeSink {
   write(chunk: Uint8Array, callback: (error?: Error | null) => void): boolean;
+  once?(event: 'close', listener: () => void): unknown;
+  off?(event: 'close', listener: () => void): unknown;
+  readonly errored?: Error | null;
 }
 
 /** Bytes of a file that are handled at once. */
@@ -505,14 +508,13 @@ export class ModelCache extends Owned {
    */
   async writeTo(sink: ByteSink, options: SaveOptions & AsyncOptions = {}): Promise<void> {
     requireObject(sink, 'sink');
-    const web = 'getWriter' in sink ? sink.getWriter() : undefined;
     if (!('getWriter' in sink) && typeof sink.write !== 'function') throw wrongType('sink', 'must be a WritableStream or a Node stream', sink);
-    const node = sink as NodeSink;
-    const put = (piece: Uint8Array): Promise<void> =>
-      web?.write(piece) ?? new Promise((resolve, reject) => node.write(piece, (error) => (error ? reject(error) : resolve())));
     // A sink that takes nothing any more does not keep an abort from being seen.
     const { aborted, forget } = whenAborted(options.signal, 'aborted while waiting for the sink');
+    let web: WritableStreamDefaultWriter<Uint8Array> | undefined;
     try {
+      web = 'getWriter' in sink ? sink.getWriter() : undefined;
+      const put = web === undefined ? nodePut(sink as NodeSink) : webPut(web);
       for await (const piece of this.#pieces(options)) {
         if (options.signal?.aborted) await aborted;
         await Promise.race([put(piece), aborted]);
@@ -728,12 +730,48 @@ function deviceOf(options: { readonly device?: CacheDevice }): string {
   return options.device === undefined ? '' : requireString(options.device, 'device');
 }
 
+/** Writes a piece into a stream of Node. */
+function nodePut(sink: NodeSink): (piece: Uint8Array) => Promise<void> {
+  return (piece) =>
+    new Promise((resolve, reject) => {
+      // A stream that is destroyed forgets the callback of the write that it is at.
+      const closed = () => reject(sink.errored ?? new KvPagesError('ERR_ABORTED', 'the sink was closed before it had taken everything', {}));
+      sink.once?.('close', closed);
+      sink.write(piece, (error) => {
+        sink.off?.('close', closed);
+        if (error) reject(error);
+        else resolve();
+      });
+    });
+}
+
+/** Writes a piece into a stream of the platform. */
+function webPut(sink: WritableStreamDefaultWriter<Uint8Array>): (piece: Uint8Array) => Promise<void> {
+  // Node 20 answers a write into a closed stream with an internal assertion.
+  let closed = false;
+  sink.closed.then(
+    () => (closed = true),
+    () => {},
+  );
+  return async (piece) => {
+    if (closed) throw new TypeError('sink: must not be closed');
+    await sink.write(piece);
+  };
+}
+
+function requireSignal(signal: unknown): void {
+  if (signal === undefined || typeof (signal as Partial<AbortSignal> | null)?.addEventListener === 'function') return;
+  throw wrongType('signal', 'must be an AbortSignal', signal);
+}
+
 function throwIfAborted(signal: AbortSignal | undefined, after: string): void {
+  requireSignal(signal);
   if (signal?.aborted) throw new KvPagesError('ERR_ABORTED', `aborted after ${after}`, {}, { cause: signal.reason });
 }
 
 /** A promise that rejects when `signal` says so, until it is told to forget it. */
 function whenAborted(signal: AbortSignal | undefined, message: string): { readonly aborted: Promise<never>; readonly forget: () => void } {
+  requireSignal(signal);
   let stop = () => {};
   const aborted = new Promise<never>((_, reject) => {
     stop = () => reject(new KvPagesError('ERR_ABORTED', message, {}, { cause: signal?.reason }));

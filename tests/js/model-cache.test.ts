@@ -493,6 +493,23 @@ describe('save and restore', () => {
       expect(error).toMatchObject({ code: 'ERR_ABORTED', cause: reason });
       expect(own.usedBytes).toBe(used);
     }
+    // One that closes by itself, or has done so.
+    let close = () => {};
+    const closing = { write: () => (setTimeout(() => close(), 5), true), once: (_: 'close', listener: () => void) => void (close = listener) };
+    expect(await failure(cache.writeTo(closing))).toMatchObject({ code: 'ERR_ABORTED' });
+    const lost = Object.assign(closing, { errored: reason });
+    await expect(cache.writeTo(lost)).rejects.toBe(reason);
+    const closed = new WritableStream<Uint8Array>();
+    await closed.close();
+    await expect(cache.writeTo(closed)).rejects.toThrow(new TypeError('sink: must not be closed'));
+    for (const wrong of [
+      () => cache.writeTo(new WritableStream(), { signal: 5 as never }),
+      () => cache.freezeAsync({ signal: 5 as never }),
+      () => own.restoreAsync([cache.serialize()], { signal: 5 as never }),
+    ]) {
+      await expect(wrong()).rejects.toThrow(new TypeError('signal: must be an AbortSignal, got 5'));
+    }
+    expect(own.usedBytes).toBe(used);
     await expect(cache.writeTo({} as never)).rejects.toThrow(new TypeError('sink: must be a WritableStream or a Node stream, got an Object'));
   });
 
