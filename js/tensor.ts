@@ -255,7 +255,7 @@ function readData(
 ): { bytes: Uint8Array; type: string } {
   const at = `${argument}.data`;
   if (ArrayBuffer.isView(data) && viewName(data) === 'Float64Array') {
-    if (word !== undefined && word !== 'float64' && denseType(word) !== 'f32') {
+    if (word !== undefined && word !== 'f64' && word !== 'float64' && denseType(word) !== 'f32') {
       throw wrongType(at, `must be a ${viewsOf(word)} for type ${word}`, data);
     }
     const source = data as Float64Array;

@@ -4,7 +4,7 @@ import type { KvPages, TensorInfo } from '../index.js';
 import { keyValueLayers } from '../key-value-layers.js';
 import { readSafetensors } from '../safetensors.js';
 import type { Command } from './args.js';
-import { readInput, shown, writeStdout } from './io.js';
+import { placed, readInput, shown, writeStdout } from './io.js';
 import { isSafetensors } from './layers.js';
 import { backendOptions, loadFrom } from './load.js';
 import { plural, shape, table } from './text.js';
@@ -17,7 +17,8 @@ export const inspect: Command = {
   async run(args) {
     const name = args.operand(0);
     const bytes = await readInput(name);
-    const report = isSafetensors(bytes) ? tensors(bytes) : isEnvelope(bytes) ? envelope(bytes, await loadFrom(args)) : pages(bytes, await loadFrom(args));
+    const kv = isSafetensors(bytes) ? undefined : await loadFrom(args);
+    const report = placed(shown(name, 'standard input'), () => (kv === undefined ? tensors(bytes) : isEnvelope(bytes) ? envelope(bytes, kv) : pages(bytes, kv)));
     if (args.flag('json')) {
       await writeStdout(`${JSON.stringify({ file: name, bytes: bytes.byteLength, ...report.json }, null, 2)}\n`);
     } else {

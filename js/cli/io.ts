@@ -2,6 +2,7 @@
 // Files, standard input and output, progress on standard error.
 import { randomBytes } from 'node:crypto';
 import { readFile, rename, stat, unlink, writeFile } from 'node:fs/promises';
+import { KvPagesError } from '../errors.js';
 
 /** Something that failed and is not a bug: exit code 1, the message alone. */
 export class Failure extends Error {}
@@ -36,6 +37,17 @@ export async function readInput(name: string): Promise<Uint8Array> {
   }
   if (bytes.byteLength === 0) throw new Failure(`${shown(name, 'standard input')} is empty: there is nothing in it to read`);
   return bytes;
+}
+
+/** Runs `work`; what it throws names the place, a file or a page. A spec is wrong wherever it stands. */
+export function placed<T>(place: string, work: () => T): T {
+  try {
+    return work();
+  } catch (error) {
+    if (!(error instanceof KvPagesError) || error.code === 'ERR_SPEC') throw error;
+    const at = error.byteOffset === undefined || error.message.includes('at byte') ? '' : `, at byte ${error.byteOffset}`;
+    throw new KvPagesError(error.code, `${place}: ${error.message}${at}`, {}, { cause: error });
+  }
 }
 
 const partOf = (name: string): string => `${name}.${randomBytes(4).toString('hex')}.part`;

@@ -4,7 +4,7 @@ import type { DenseType, Figures, KvPages, QuantizedTensor } from '../index.js';
 import { keyValueLayers } from '../key-value-layers.js';
 import type { KeyValueLayer } from '../key-value-layers.js';
 import { readSafetensors, safetensorsHeaderBytes } from '../safetensors.js';
-import { Failure } from './io.js';
+import { Failure, placed } from './io.js';
 
 export type File = ReturnType<typeof readSafetensors>;
 export type Layer = KeyValueLayer<File['tensors'] extends ReadonlyMap<string, infer T> ? T : never>;
@@ -21,7 +21,9 @@ export function isSafetensors(bytes: Uint8Array): boolean {
 /** Keys and values of a file that must have some. */
 export function readLayers(bytes: Uint8Array, name: string): Layer[] {
   if (!isSafetensors(bytes)) throw new Failure(`${name} is no safetensors file`);
-  const layers = keyValueLayers(readSafetensors(bytes));
+  const layers = placed(name, () => keyValueLayers(readSafetensors(bytes)));
+  const other = layers.flatMap(({ key, value }) => [key, value]).find(({ type }) => !['f32', 'f16', 'bf16', 'f64'].includes(type));
+  if (other) throw new Failure(`${name}: keys and values must be f32, f16, bf16 or f64, got ${other.name} of ${other.type}`);
   if (layers.length === 0) throw new Failure(`${name} holds no keys and values: no two tensors are named like past_key_values.0.key and past_key_values.0.value`);
   return layers;
 }

@@ -2,7 +2,7 @@
 // kvpages quantize: keys and values of a safetensors file, cut into pages, encoded, written as a PagedCacheProto.
 import type { KvPages, PageSource } from '../index.js';
 import type { Arguments, Command } from './args.js';
-import { Failure, Progress, readInput, shown, writeOutput, writeStdout } from './io.js';
+import { Failure, placed, Progress, readInput, shown, writeOutput, writeStdout } from './io.js';
 import { encode, layerNumbers, readLayers, Total } from './layers.js';
 import type { Layer } from './layers.js';
 import { backendOptions, loadFrom } from './load.js';
@@ -107,8 +107,8 @@ async function quantizeLayer(
     const chosen =
       selection === 'all' || (selection === 'full' ? page.length === pageTokens : selection.some(([first, last]) => first <= i && i <= last));
     if (chosen) {
-      const k = encode(kv, page.key, specs.key, 'key');
-      const v = encode(kv, page.value, specs.value, 'value');
+      const k = placed(`layer ${layer.layer}, K of page ${i}`, () => encode(kv, page.key, specs.key, 'key'));
+      const v = placed(`layer ${layer.layer}, V of page ${i}`, () => encode(kv, page.value, specs.value, 'value'));
       key.add(k.figures, k.encoded.byteLength);
       value.add(v.figures, v.encoded.byteLength);
       pages.push({ ...page, key: k.encoded, value: v.encoded });

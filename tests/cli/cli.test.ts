@@ -60,6 +60,14 @@ describe('what fails says why and ends with 1', () => {
     writeFileSync(at('empty'), '');
     writeFileSync(at('noise'), Uint8Array.from({ length: 200 }, (_, i) => (i * 73) & 255));
     writeFileSync(at('cut.safetensors'), readFileSync(small).subarray(0, 5000));
+    for (const [dtype, bytes] of [['I32', 4], ['F32', 4], ['F64', 8]] as const) {
+      const tensor = (i: number) => ({ dtype, shape: [1, 1, 1, 2], data_offsets: [2 * bytes * i, 2 * bytes * (i + 1)] });
+      const text = JSON.stringify({ 'past_key_values.0.key': tensor(0), 'past_key_values.0.value': tensor(1) });
+      const all = Buffer.alloc(8 + text.length + 4 * bytes, 0xff);
+      all.writeBigUInt64LE(BigInt(text.length));
+      all.write(text, 8);
+      writeFileSync(at(`${dtype}.safetensors`), all);
+    }
     const header = Buffer.from('{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}');
     writeFileSync(at('other.safetensors'), Buffer.concat([Buffer.from([header.length, 0, 0, 0, 0, 0, 0, 0]), header, Buffer.alloc(4)]));
   });
@@ -68,8 +76,13 @@ describe('what fails says why and ends with 1', () => {
     [['inspect', '.'], 'it is a folder'],
     [['inspect', 'empty'], 'empty is empty'],
     [['inspect', '-'], 'standard input is empty'],
-    [['inspect', 'noise'], 'ERR_'],
-    [['inspect', 'cut.safetensors'], 'ERR_CORRUPT'],
+    [['quantize', 'I32.safetensors', 'out'], 'I32.safetensors: keys and values must be f32, f16, bf16 or f64, got past_key_values.0.key of i32'],
+    [['compare', 'I32.safetensors'], 'I32.safetensors: keys and values must be f32, f16, bf16 or f64'],
+    [['quantize', 'F32.safetensors', 'out'], 'kvpages: layer 0, K of page 0: tensor: values must be finite, got NaN at index 0'],
+    [['quantize', 'F64.safetensors', 'out'], 'kvpages: layer 0, K of page 0: tensor: values must be finite, got NaN at index 0'],
+    [['inspect', 'noise'], 'kvpages: noise: '],
+    [['inspect', 'cut.safetensors'], 'kvpages: cut.safetensors: safetensors: tensor'],
+    [['quantize', 'cut.safetensors', 'out', '--layer', '0'], 'kvpages: cut.safetensors: safetensors: tensor'],
     [['quantize', 'noise', 'out'], 'noise is no safetensors file'],
     [['quantize', 'other.safetensors', 'out'], 'holds no keys and values'],
     [['quantize', small, 'out', '--layer', '7'], 'has no layer 7; it has 0, 15, 29'],

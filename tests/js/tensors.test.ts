@@ -90,6 +90,8 @@ describe('a tensor', () => {
   });
 
   it('of doubles is rounded to f32 first', () => {
+    for (const type of ['f64', 'float64'])
+      expect(hex(kv.quantize({ type, dims, data: Float64Array.from(x) }, spec).codes)).toBe(expected);
     // Just above a tie in float64, on it in float32.
     const double = 0.5 * 2 ** 0 + 1e-12;
     expect(kv.quantize(Float64Array.of(double), { ...spec, scale: 1 }).codes).toEqual(Uint8Array.of(0));
