@@ -27,6 +27,7 @@ import {
   requireObject,
   requireOptions,
   requireString,
+  requireValid,
   wrongType,
 } from './tensor.js';
 import type { DenseTensor, TensorLike } from './tensor.js';
@@ -253,7 +254,7 @@ export class KvPages extends ModelCacheMethods {
       raw.type,
       int64Array(raw.dims, 'tensor.dims'),
       int64Array(raw.strides, 'tensor.strides'),
-      options.valid === undefined ? allTokens : requireValid(options.valid),
+      requireValid(options.valid),
       requireString(options.spec, 'spec'),
       options.side === undefined ? '' : requireString(options.side, 'side'),
       optionWords(options, coreOptions),
@@ -390,14 +391,6 @@ export class KvPages extends ModelCacheMethods {
   [disposeSymbol](): void {
     this.dispose();
   }
-}
-
-const allTokens = -1; // the core's word for it
-
-function requireValid(valid: unknown): number {
-  const tokens = requireNumber(valid, 'valid');
-  if (tokens < 0) throw new KvPagesError('ERR_ARGUMENT', `valid: must be > 0, got ${tokens}`, { argument: 'valid', actual: String(tokens) });
-  return tokens;
 }
 
 /** One value for all, or a list of them. */

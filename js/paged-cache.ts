@@ -105,7 +105,7 @@ export class PagedCache extends Owned {
    * Of a cache that `quantizePagedCache` made: what was lost in each converted page, in the order of the page indices, measured over
    * the valid tokens when this is first read. The cache before is referred to until then, or until `dispose`. Empty for other caches.
    * @throws KvPagesError `ERR_DISPOSED` where the cache before was disposed of first, `ERR_UNSUPPORTED` where it holds an encoding
-   *   that this version cannot read, `ERR_NON_FINITE`
+   *   that this version cannot read
    */
   get figures(): readonly PageFigures[] {
     if (this.#made === undefined) return this.#figures;

@@ -474,10 +474,11 @@ export abstract class ProfileMethods {
     requireObject(cluster, 'cluster');
     const kv = (part: QuantizedKv | null) => (part === null ? null : this.dequantizeKvCache(part));
     const profile = (part: SortedProfile | null) => (part === null ? null : this.reconstruct(part));
+    const indices = (name: 'members' | 'outliers' | 'tail') => Int32Array.from(readIndices(cluster[name], `cluster.${name}`));
     return {
-      members: cluster.members.slice(),
-      outliers: cluster.outliers.slice(),
-      tail: cluster.tail.slice(),
+      members: indices('members'),
+      outliers: indices('outliers'),
+      tail: indices('tail'),
       outlierKeys: kv(cluster.outlierKeys),
       outlierValues: kv(cluster.outlierValues),
       tailKeys: profile(cluster.tailKeys),
@@ -501,8 +502,10 @@ export abstract class ProfileMethods {
         counts.push(list.length);
         for (const index of list) indices.push(index);
       }
-      const parts = [cluster.outlierKeys, cluster.outlierValues, cluster.tailKeys, cluster.tailValues];
-      for (const part of parts) counts.push(part?.dims[0] ?? 0);
+      for (const name of ['outlierKeys', 'outlierValues', 'tailKeys', 'tailValues'] as const) {
+        const part = cluster[name];
+        counts.push(part === null ? 0 : rowsOf(part, `clusters[${i}].${name}`));
+      }
     });
     const receipt = new Float64Array(4);
     const ids = int64Array(all.map(({ id }) => id), 'id');
@@ -641,6 +644,12 @@ function readIndices(values: unknown, argument: string): number[] {
     if (typeof value !== 'number' || (value | 0) !== value) throw wrongType(`${argument}[${i}]`, 'must be an integer of 32 bits', value);
     return value;
   });
+}
+
+/** Rows of a stored part of a cluster. */
+function rowsOf(part: unknown, argument: string): number {
+  requireObject(part, argument);
+  return Number(int64Array((part as { readonly dims?: unknown }).dims, `${argument}.dims`)[0] ?? 0);
 }
 
 function readClusters(clusters: unknown, keyType: string, valueType: string) {

@@ -13,6 +13,7 @@ import {
   requireNumber,
   requireOptions,
   requireString,
+  requireValid,
 } from './tensor.js';
 import type { DenseTensor, DenseType, DenseTypeWord, RawTensor, TensorLike } from './tensor.js';
 
@@ -46,7 +47,7 @@ export interface TensorInfo {
   readonly bitsPerElement?: number;
 }
 
-/** What an encoding lost, over the valid tokens, computed in float64. */
+/** What an encoding lost, over the valid tokens, computed in float64: NaN or Infinity where the values before or after are. */
 export interface Figures {
   /** Root of the mean squared error. */
   readonly rmse: number;
@@ -64,9 +65,9 @@ export interface Figures {
 
 /** What a quantize call lost, and what its result takes. */
 export interface QuantizeFigures extends Figures {
-  /** Mean absolute error of each valid token, over batch, heads and head_dim. */
+  /** Mean absolute error of each valid token, over batch, heads and head_dim; NaN where a value is not finite. */
   readonly errorPerToken: Float64Array;
-  /** Largest gap between the distribution functions of the values before and after. */
+  /** Largest gap between the distribution functions of the values before and after; NaN where one is not finite. */
   readonly ksDistance: number;
   /** Bits that are held per element, scales and zero points included. */
   readonly bitsPerElement: number;
@@ -118,7 +119,7 @@ export class QuantizedTensor extends Owned {
    * Of a tensor that `kv.quantize` made: what was lost, measured when this is first read, against the tensor that was passed then.
    * Its data are referred to until this is read, or `dispose` called: read it before you write to them. `undefined` for tensors from
    * elsewhere; `measure` compares those.
-   * @throws KvPagesError `ERR_NON_FINITE` where the tensor has NaN or infinities, `ERR_DISPOSED`
+   * @throws KvPagesError `ERR_DISPOSED`
    */
   get figures(): QuantizeFigures | undefined {
     if (this.#figures === undefined && this.#source !== undefined) {
@@ -145,12 +146,23 @@ export class QuantizedTensor extends Owned {
     const restored = this.dequantize({ end });
     const other = turn(restored.data, 'f32', end);
     const errorPerToken = new Float64Array(end);
-    core.call('kvp_metrics_error_per_token', ...one, ...other, errorPerToken);
+    const isFinite = couldMeasure(() => core.call('kvp_metrics_error_per_token', ...one, ...other, errorPerToken));
+    if (!isFinite) {
+      const row = (of: typeof one, token: number) => {
+        const bytes = of[0].byteLength / end;
+        return [of[0].subarray(token * bytes, (token + 1) * bytes), of[1], int64Array([1, batch, heads, width], 'dims')] as const;
+      };
+      for (let token = 0; token < end; ++token) {
+        const error = errorPerToken.subarray(token, token + 1);
+        const call = () => core.call('kvp_metrics_error_per_token', ...row(one, token), ...row(other, token), error);
+        if (!couldMeasure(call)) error[0] = Number.NaN;
+      }
+    }
     const elements = batch * heads * tokens * width;
     return {
       ...measured,
       errorPerToken,
-      ksDistance: core.number('kvp_metrics_ks_distance', instance, ...one, ...other),
+      ksDistance: isFinite ? core.number('kvp_metrics_ks_distance', instance, ...one, ...other) : Number.NaN,
       bitsPerElement: this.bitsPerElement ?? 0,
       memoryRatio: (elements * 2) / this.byteLength,
     };
@@ -246,7 +258,7 @@ export class QuantizedTensor extends Owned {
     requireOptions(options, 'options', ['valid']);
     const dense = source instanceof QuantizedTensor ? source.dequantize() : source;
     const { bytes, type, dims } = readContiguous(dense, 'source');
-    const valid = options.valid === undefined ? this.dims[2] : requireNumber(options.valid, 'valid');
+    const valid = requireValid(options.valid);
     const figures = new Float64Array(6);
     this.session.core.call('kvp_measure', this.handle, bytes, type, int64Array(dims, 'source.dims'), valid, figures);
     const [rmse, maxError, sqnr, signalRms, saturated, elements] = figures as unknown as [
@@ -269,6 +281,17 @@ export class QuantizedTensor extends Owned {
     const bytes = new Uint8Array(this.info.bytes[name]);
     this.session.core.call('kvp_payload_array', this.handle, name, bytes);
     return bytes;
+  }
+}
+
+/** False where values are not finite, which `nonFinite`, `overflow` and narrow scales may let in. */
+function couldMeasure(call: () => void): boolean {
+  try {
+    call();
+    return true;
+  } catch (error) {
+    if (error instanceof KvPagesError && error.code === 'ERR_NON_FINITE') return false;
+    throw error;
   }
 }
 

@@ -179,6 +179,14 @@ function wholeNumbers(values: unknown, argument: string): number[] {
   });
 }
 
+/** Tokens to read; left out it is all of them, for which -1 is the core's word and no caller's. */
+export function requireValid(valid: unknown): number {
+  if (valid === undefined) return -1;
+  const tokens = requireNumber(valid, 'valid');
+  if (tokens < 0) throw new KvPagesError('ERR_ARGUMENT', `valid: must be > 0, got ${tokens}`, { argument: 'valid', actual: String(tokens) });
+  return tokens;
+}
+
 /** Options in the words that the core takes, `name=value` separated by commas. */
 export function optionWords<Name extends string>(
   options: { readonly [name in Name]?: unknown },

@@ -451,7 +451,7 @@ Result<Fidelity> Measure(const InstanceRef& instance, const TensorView& source, 
     result.rmse = std::sqrt(squared_error / static_cast<double>(result.elements));
     result.signal_rms = std::sqrt(squared / static_cast<double>(result.elements));
   }
-  result.sqnr_db = squared_error > 0 ? 10 * std::log10(squared / squared_error) : INFINITY;
+  result.sqnr_db = squared_error == 0 ? INFINITY : 10 * std::log10(squared / squared_error);
   if (payload.kind == PayloadKind::kEncoded) {
     const RowSource rows{source.data, source.type, source.batch_stride, source.head_stride, source.token_stride, shape.width,
                          payload.center.empty() ? nullptr : payload.center.as<uint16_t>(), payload.hadamard};

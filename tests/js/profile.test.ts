@@ -260,6 +260,21 @@ describe('quantizeClusterOutliers', () => {
     expect(errorOf(() => kv.quantizeClusterOutliers([{ id: 0, members: [0], outliers: [] }], x, { ...x, dims: [6, 2] }))).toMatchObject({ code: 'ERR_SHAPE', argument: 'values' });
   });
 
+  it('of the wrong JavaScript types is a TypeError that names what is wrong', () => {
+    const stored = kv.quantizeClusterOutliers([{ id: 0, members: [0, 1, 2], outliers: [1] }], { dims: [3, 2], data: noise(6) }, { dims: [3, 2], data: noise(6) });
+    const changed = (change: object) => ({ ...stored[0]!, ...change }) as never;
+    const restore = (change: object) => () => kv.dequantizeClusterOutliers(changed(change));
+    expect(restore({ members: undefined })).toThrow(new TypeError('cluster.members: must be an array, got undefined'));
+    expect(restore({ tail: [0.5] })).toThrow(new TypeError('cluster.tail[0]: must be an integer of 32 bits, got 0.5'));
+    expect(restore({ outlierKeys: undefined })).toThrow(new TypeError('quantized: must be an object, got undefined'));
+    expect(restore({ tailKeys: {} })).toThrow(new TypeError('profile: must be a SortedProfile, got an Object'));
+    const verify = (change: object) => () => kv.verifyClusterTokenConservation([changed(change)], 3);
+    expect(verify({ outlierKeys: undefined })).toThrow(new TypeError('clusters[0].outlierKeys: must be an object, got undefined'));
+    expect(verify({ tailValues: {} })).toThrow(new TypeError('clusters[0].tailValues.dims: must be an array of integers, got undefined'));
+    expect(verify({})()).toMatchObject({ input: 3 });
+    stored[0]!.dispose();
+  });
+
   it('is checked again by verifyClusterTokenConservation', () => {
     const stored = store([[0, 2, 4], [2]], [[1, 3, 5], [5]]);
     const verify = (change: object, tokens = 6) => errorOf(() => kv.verifyClusterTokenConservation([{ ...stored[0]!, ...change }, stored[1]!], tokens)).message;

@@ -245,6 +245,21 @@ describe('quantize', () => {
     expect(errorOf(() => kv.quantize({ dims, data }, { ...spec, valid: 3 })).code).toBe('ERR_NON_FINITE');
   });
 
+  it('keeps in dense types what is not finite, if that is let in', () => {
+    const data = Float32Array.of(Number.NaN, Infinity, -Infinity, 1e6);
+    for (const nonFinite of ['saturate', 'pass'] as const) {
+      expect(Array.from(kv.quantize(data, { spec: 'f32', nonFinite }).data)).toEqual([Number.NaN, Infinity, -Infinity, 1e6]);
+      expect(hex(kv.quantize(data, { spec: 'f16', nonFinite }).data)).toBe('007e007c00fc007c');
+    }
+    expect(errorOf(() => kv.quantize(data, 'f32')).code).toBe('ERR_NON_FINITE');
+  });
+
+  it('takes no -1 for all tokens', () => {
+    const quantized = kv.quantize({ dims, data: x }, spec);
+    for (const valid of [-1, -2, 5])
+      expect(errorOf(() => quantized.measure({ dims, data: x }, { valid }))).toMatchObject({ code: 'ERR_ARGUMENT', argument: 'valid' });
+  });
+
   it('tells sizes and bits exactly', () => {
     const quantized = kv.quantize({ dims: [1, 1, 16, 64], data: noise(1024) }, 'int4/token/64');
     expect(quantized.kind).toBe('encoded');
@@ -303,6 +318,27 @@ describe('quantize', () => {
     expect(kv.quantize(data, { spec: 'f32' }).figures).toMatchObject({ rmse: 0, maxError: 0, sqnr: Infinity, ksDistance: 0, saturated: 0 });
     const scales = [0.5];
     expect(kv.fromCodes({ type: 'int8', dims: [1, 1, 1, 8], codes: new Uint8Array(8), scales }).figures).toBeUndefined();
+  });
+
+  it('come with values that are not finite too: NaN where they are in the way', () => {
+    const data = noise(256);
+    data[64] = Number.NaN;
+    data[130] = Infinity;
+    const tensor = { dims: [1, 1, 4, 64], data };
+    const expected = kv.quantize({ dims: [1, 1, 1, 64], data: data.slice(0, 64) }, 'int8/token/64').figures!;
+    for (const nonFinite of ['saturate', 'pass'] as const) {
+      const figures = kv.quantize(tensor, { spec: 'int8/token/64', nonFinite }).figures!;
+      expect(figures).toMatchObject({ rmse: NaN, sqnr: NaN, signalRms: NaN, ksDistance: NaN, elements: 256, bitsPerElement: 8.5 });
+      expect([...figures.errorPerToken].map(Number.isNaN)).toEqual([false, true, true, false]);
+      expect(figures.errorPerToken[0]).toBe(expected.errorPerToken[0]);
+    }
+    // Finite before, not after.
+    const nan = kv.quantize(Float32Array.of(464, 465), { spec: 'e4m3/tensor/given', scale: 1, overflow: 'nan' }).figures!;
+    expect(nan).toMatchObject({ rmse: NaN, sqnr: NaN, saturated: 1, ksDistance: NaN });
+    expect(nan.errorPerToken).toEqual(Float64Array.of(NaN));
+    const half = kv.quantize({ dims: [2, 1], data: Float32Array.of(1, 1e6) }, 'f16').figures!;
+    expect(half).toMatchObject({ rmse: Infinity, maxError: Infinity, sqnr: -Infinity });
+    expect(half.errorPerToken).toEqual(Float64Array.of(0, NaN));
   });
 
   it('are not there once the tensor is disposed of', () => {
