@@ -224,7 +224,7 @@ Result<Spec> ResolveSpec(Spec spec, int64_t width, const char* argument) {
 const std::vector<Preset>& Presets() {
   static const auto& presets = *new std::vector<Preset>{
       {"kv4", "lm4/token/64/mse/e4m3+center+hadamard", "lm4/token/64/mse/e4m3+hadamard"},
-      {"kv3", "lm3/token/64/mse/e4m3+center+hadamard", "lm3/token/64/mse/e4m3+hadamard"},
+      {"kv3", "uint3/channel/64/mse/e4m3+hadamard", "lm3/token/64/mse/e4m3+hadamard"},
       {"kv8", "uint8/token/64/minmax/f16+center+hadamard", "uint8/token/64/minmax/f16+hadamard"},
       {"int4-kivi", "int4/channel/16/mse/e4m3", "int4/token/16/mse/e4m3"},
       {"int3-kivi", "int3/channel/16/mse/e4m3", "int3/token/16/mse/e4m3"},

@@ -137,6 +137,66 @@ describe('append and freeze', () => {
     ]);
   });
 
+  it('gives kv3 the pages of 64 tokens that its scales need, or those that are asked for', () => {
+    using cache = kv.createCache({ ...shape, headDim: 64, preset: 'kv3' });
+    expect(cache.pageTokens).toBe(64);
+    const wide = (count: number, seed: number) => tokens(count, seed, 2, 64);
+    const append = (to: ModelCache, count: number, seed: number) => [0, 1].forEach((layer) => to.append(layer, wide(count, seed + layer), wide(count, seed + 7)));
+    append(cache, 4 + 2 * 64 + 63, 1);
+    cache.freeze();
+    expect(cache.pages(1).map((page) => [page.start, page.length, page.key.format])).toEqual([
+      [0, 4, 'bf16'],
+      [4, 64, 'uint3/channel/64/mse/e4m3+hadamard'],
+      [68, 64, 'uint3/channel/64/mse/e4m3+hadamard'],
+      [132, 63, 'bf16'],
+    ]);
+    const { bits, pages } = cache.stats();
+    expect(pages).toEqual({ kept: 2, hot: 2, frozen: 4, shared: 0 });
+    const ofScale = 32 / (2 * 64 * 64); // one f32 for a side of a page
+    expect(bits.key).toBeCloseTo(3 + 16 / 64 + ofScale, 12);
+    expect(bits.value).toBeCloseTo(3 + 8 / 64 + ofScale, 12);
+    expect(bits.frozen.toFixed(2)).toBe('3.19');
+
+    using late = kv.createCache({ ...shape, headDim: 64, preset: 'kv3', keepFirst: 0, keepRecent: 16 });
+    append(late, 79, 1);
+    late.freeze();
+    expect(late.pages(0).map((page) => [page.start, page.key.frozen])).toEqual([[0, false], [64, false]]);
+    append(late, 1, 9);
+    expect(late.freeze().value.pages).toBe(2);
+
+    using short = kv.createCache({ ...shape, headDim: 64, preset: 'kv3', pageTokens: 16 });
+    append(short, 4 + 32, 1);
+    short.freeze();
+    expect([short.pageTokens, short.stats().pages.frozen]).toEqual([16, 4]);
+    expect(short.stats().bits.key).toBeCloseTo(3 + 16 / 16 + 4 * ofScale, 12); // a scale and a zero point for 16 tokens
+
+    using narrow = kv.createCache({ ...shape, headDim: 40, preset: 'kv3' });
+    expect(narrow.layers[0]).toMatchObject({ key: { spec: 'uint3/channel/64/mse/e4m3+hadamard' }, value: { spec: 'lm3/token/40/mse/e4m3+hadamard' } });
+    [0, 1].forEach((layer) => narrow.append(layer, tokens(70, layer, 2, 40), tokens(70, 5, 2, 40)));
+    expect(narrow.freeze().key.pages).toBe(2);
+    expect(errorOf(() => kv.createCache({ ...shape, preset: 'kv3', residual: 32 })).message).toBe('residual: must be a multiple of pageTokens, 64, got 32');
+  });
+
+  it('shares, cuts, saves and goes on with pages of kv3, and with those that kv3 once was', async () => {
+    const once = { key: 'lm3/token/64/mse/e4m3+center+hadamard', value: 'lm3/token/64/mse/e4m3+hadamard' };
+    for (const [specs, pageTokens] of [[{ preset: 'kv3' }, 64], [once, 16]] as const) {
+      using cache = kv.createCache({ ...shape, ...specs });
+      fill(cache, 200, 1);
+      cache.freeze();
+      using branch = cache.fork();
+      expect(branch.stats().pages.shared).toBe(branch.pages(0).length * 2);
+      branch.truncate(150); // in a page of codes
+      using same = kv.restore(branch.serialize());
+      expect([same.pageTokens, same.tokens, same.layers[0]!.key.spec]).toEqual([pageTokens, 150, cache.layers[0]!.key.spec]);
+      for (const each of [branch, same]) {
+        fill(each, 60, 9);
+        each.freeze();
+      }
+      expect(await content(same)).toBe(await content(branch));
+      expect(cache.tokens).toBe(200);
+    }
+  });
+
   it('says how far an asynchronous freeze is, and stops', async () => {
     using cache = kv.createCache(options);
     fill(cache, 80, 1);
