@@ -46,7 +46,10 @@ function offered(kv: KvPages): FormatChoice[] {
     // A centred preset takes its centre from the first tokens of a cache, which single pages do not have.
     ...presets
       .filter((preset) => !preset.key.includes('+center') && !types.some((type) => type.name === preset.name))
-      .map((preset): [string, string, string] => ['Presets', preset.name, preset.name]),
+      .map(({ name, key }): [string, string, string] => {
+        const block = Number(/\/channel\/(\d+)/.exec(key)?.[1] ?? 0);
+        return ['Presets', name, block > 16 ? `${name}, made for pages of ${block} tokens` : name];
+      }),
     ...types.filter((type) => type.family === 'dense').map((type): [string, string, string] => ['Dense', type.name, type.name]),
   ];
   return choices.filter(([, spec]) => works(spec, 'key') && works(spec, 'value')).map(([group, spec, label]) => ({ group, spec, label }));
