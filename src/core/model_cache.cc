@@ -86,6 +86,22 @@ bool IsClosed(const CacheLayer& layer, size_t index) {
          page.value.writable == nullptr;
 }
 
+namespace {
+
+// Whether a page might be encoded now; groups of a residual and a centre that is not known yet may still be waited for.
+bool AnyDue(const ModelConfig& config, const CacheLayer& layer) {
+  const size_t first = FirstUnsettled(layer);
+  for (const bool value_side : {false, true}) {
+    size_t at = first;
+    while (at < layer.pages.size() && (layer.pages[at].kept || SideOf(layer.pages[at], value_side).frozen)) ++at;
+    if (at == layer.pages.size() || !IsClosed(layer, at)) continue;
+    if (layer.end - layer.pages[at].end() >= Behind(config, value_side)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 Result<ModelConfig> ResolveConfig(ModelConfig config) {
   if (config.layers.empty()) return MakeError(Code::kArgument, "layers", "must be at least 1", "0");
   if (Info(config.hot).family != Family::kDense) {
@@ -204,8 +220,7 @@ Status ModelCache::CheckInput(int64_t layer, const TensorView& keys, const Tenso
 // Whether the tokens fit the type of dense pages, where pages might be encoded before they are stored: what is refused changes nothing.
 Status ModelCache::CheckFits(int64_t index, const TensorView& keys, const TensorView& values) const {
   const CacheLayer& layer = layers_[static_cast<size_t>(index)];
-  const size_t first = FirstUnsettled(layer);
-  if (first == layer.pages.size() || !IsClosed(layer, first)) return Ok();
+  if (!AnyDue(*config_, layer)) return Ok();
   const LayerConfig& config = config_->layers[static_cast<size_t>(index)];
   const int64_t size = ElementBytes(config_->hot);
   for (const bool value_side : {false, true}) {
