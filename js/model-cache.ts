@@ -6,7 +6,7 @@ import { Owned } from './owned.js';
 import type { Session } from './owned.js';
 import { PagedCache } from './paged-cache.js';
 import type { AsyncOptions } from './paged-cache.js';
-import { pause } from './pause.js';
+import { pause, requireSignal, throwIfAborted } from './pause.js';
 import { ProfileMethods } from './profile.js';
 import {
   bytesOf,
@@ -757,16 +757,6 @@ function webPut(sink: WritableStreamDefaultWriter<Uint8Array>): (piece: Uint8Arr
     if (closed) throw new TypeError('sink: must not be closed');
     await sink.write(piece);
   };
-}
-
-function requireSignal(signal: unknown): void {
-  if (signal === undefined || typeof (signal as Partial<AbortSignal> | null)?.addEventListener === 'function') return;
-  throw wrongType('signal', 'must be an AbortSignal', signal);
-}
-
-function throwIfAborted(signal: AbortSignal | undefined, after: string): void {
-  requireSignal(signal);
-  if (signal?.aborted) throw new KvPagesError('ERR_ABORTED', `aborted after ${after}`, {}, { cause: signal.reason });
 }
 
 /** A promise that rejects when `signal` says so, until it is told to forget it. */

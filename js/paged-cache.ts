@@ -4,7 +4,7 @@ import type { Core } from './binding.js';
 import { KvPagesError } from './errors.js';
 import { Owned } from './owned.js';
 import type { Session } from './owned.js';
-import { pause } from './pause.js';
+import { pause, throwIfAborted } from './pause.js';
 import { QuantizedTensor, readContiguous } from './quantized-tensor.js';
 import type { QuantizeFigures, TensorInfo } from './quantized-tensor.js';
 import {
@@ -263,28 +263,18 @@ export async function quantizePagedCacheAsync(
   try {
     for (let done = 0; done < indices.length; ++done) {
       if (done > 0) await pause();
-      throwIfAborted(signal, done);
+      throwIfAborted(signal, `${done} pages; nothing has changed`);
       const next = core.handle('kvp_paged_quantize', current, indices.slice(done, done + 1), ...words);
       core.call('kvp_release', current);
       current = next;
       onProgress?.({ done: done + 1, total: indices.length });
     }
-    throwIfAborted(signal, indices.length);
+    throwIfAborted(signal, `${indices.length} pages; nothing has changed`);
   } catch (error) {
     core.call('kvp_release', current);
     throw error;
   }
   return new PagedCache(session, current, { from: cache as PagedCache, indices: Array.from(indices, Number) });
-}
-
-function throwIfAborted(signal: AbortSignal | undefined, done: number): void {
-  if (signal?.aborted)
-    throw new KvPagesError(
-      'ERR_ABORTED',
-      `aborted after ${done} pages; nothing has changed`,
-      {},
-      { cause: signal.reason },
-    );
 }
 
 /** @internal */

@@ -6,7 +6,7 @@ import type { KvPages } from './kv-pages.js';
 import type { AttendOptions, ModelCache, ModelCacheOptions } from './model-cache.js';
 import { importOrt } from './ort.js';
 import type { Ort, OrtSession, OrtTensor } from './ort.js';
-import { pause } from './pause.js';
+import { pause, throwIfAborted } from './pause.js';
 import { atLeast, sampler } from './sampling.js';
 import type { SamplingOptions } from './sampling.js';
 import { requireObject, requireOptions, wrongType } from './tensor.js';
@@ -330,8 +330,4 @@ function lastToken(feeds: Readonly<Record<string, OrtTensor>>, Tensor: Ort['Tens
       return [name, new Tensor(tensor.type, rows, [...tensor.dims.slice(0, -2), 1, width])];
     }),
   );
-}
-
-function throwIfAborted(signal: AbortSignal | undefined, after: string): void {
-  if (signal?.aborted) throw new KvPagesError('ERR_ABORTED', `aborted after ${after}`, {}, { cause: signal.reason });
 }

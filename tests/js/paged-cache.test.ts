@@ -441,6 +441,14 @@ describe('quantizePagedCacheAsync', () => {
     });
   });
 
+  it('refuses a signal that is none', async () => {
+    const cache = kv.splitIntoPages({ dims: [1, 1, 2, 2], data: noise(4) }, { dims: [1, 1, 2, 2], data: noise(4) });
+    const to = { type: 'f16' } as const;
+    await expect(kv.quantizePagedCacheAsync(cache, [], { key: to, value: to }, { signal: 5 as never })).rejects.toThrow(
+      new TypeError('signal: must be an AbortSignal, got 5'),
+    );
+  });
+
   it('refuses what the synchronous form refuses, with the same text', async () => {
     const cache = source();
     for (const [indices, destinations] of [
