@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "formats/packing.h"
+#include "formats/types.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -115,13 +116,28 @@ void UnpackEights(const uint8_t* packed, int64_t count, uint8_t* bytes) {
   }
 }
 
+// Calls f.operator()<bits>() for a width below 8. All are here: which of them have types is formats/types.h's to say.
+template <typename F>
+HWY_INLINE void WithBits(int bits, F&& f) {
+  switch (bits) {
+    case 1: return f.template operator()<1>();
+    case 2: return f.template operator()<2>();
+    case 3: return f.template operator()<3>();
+    case 4: return f.template operator()<4>();
+    case 5: return f.template operator()<5>();
+    case 6: return f.template operator()<6>();
+    default: return f.template operator()<7>();
+  }
+}
+
 inline void PackCodes(int bits, const uint8_t* bytes, int64_t count, uint8_t* out) {
+  if (bits == 8) {
+    if (count > 0) std::memcpy(out, bytes, static_cast<size_t>(count));
+    return;
+  }
   const int64_t whole = count / 8 * 8;
-  if (bits == 4) PackEights<4>(bytes, whole, out);
-  else if (bits == 3) PackEights<3>(bytes, whole, out);
-  else if (bits == 2) PackEights<2>(bytes, whole, out);
-  else std::memcpy(out, bytes, static_cast<size_t>(count));
-  if (bits == 8 || whole == count) return;
+  WithBits(bits, [&]<int kBits>() { PackEights<kBits>(bytes, whole, out); });
+  if (whole == count) return;
   std::memset(out + whole * bits / 8, 0, static_cast<size_t>(PackedBytes(bits, count) - whole * bits / 8));
   for (int64_t i = whole; i < count; ++i) PutCode(out, bits, i, bytes[i]);
 }
@@ -131,9 +147,7 @@ inline const uint8_t* UnpackCodes(int bits, const uint8_t* packed, int64_t first
   if (bits == 8) return packed + first;
   const int64_t skip = first % 8, whole = (skip + count) / 8 * 8;
   const uint8_t* from = packed + (first - skip) * bits / 8;
-  if (bits == 4) UnpackEights<4>(from, whole, buffer);
-  else if (bits == 3) UnpackEights<3>(from, whole, buffer);
-  else UnpackEights<2>(from, whole, buffer);
+  WithBits(bits, [&]<int kBits>() { UnpackEights<kBits>(from, whole, buffer); });
   for (int64_t i = whole; i < skip + count; ++i) buffer[i] = static_cast<uint8_t>(GetCode(from, bits, i));
   return buffer + skip;
 }
