@@ -49,8 +49,20 @@ constexpr Row kRows[] = {
     {"int4/token/16/mse/e4m3", "scale search"},
     {"lm4/token/64/mse/e4m3+hadamard", "scale search"},
     {"lm3/token/64/mse/e4m3+hadamard", "scale search"},
+    {"uint3/channel/64/mse/e4m3+hadamard", "scale search"},
+    {"int2/token", ""},
+    {"e5m2/token", ""},
+    {"nvfp4-4over6", "scale search"},
+    {"mxfp4", ""},
+    {"mxfp8", ""},
+    {"uint4/channel/32/kivi/f16", ""},
+    {"uint2/token/32/kivi/f16", ""},
     {"q8_0", ""},
     {"q4_0", ""},
+    {"q4_1", ""},
+    {"q5_0", ""},
+    {"q5_1", ""},
+    {"iq4_nl", ""},
 };
 
 // Of this thread, so that other work on the machine counts as little as it can.
@@ -173,7 +185,12 @@ class Bench {
     if (vectors == nullptr) std::printf("llama.cpp's vector functions do not load; its plain ones are timed\n");
     using Quantize = void (*)(const float*, void*, int64_t);
     using Dequantize = void (*)(const void*, float*, int64_t);
-    for (const std::string type : {"q8_0", "q4_0", "nvfp4"}) {
+    // Bytes of 32 elements with their scales.
+    const struct {
+      std::string type;
+      size_t bytes;
+    } types[] = {{"q8_0", 34}, {"q4_0", 18}, {"q4_1", 20}, {"q5_0", 22}, {"q5_1", 24}, {"iq4_nl", 18}, {"nvfp4", 18}, {"mxfp4", 17}};
+    for (const auto& [type, bytes] : types) {
       auto quantize = vectors == nullptr ? nullptr : reinterpret_cast<Quantize>(dlsym(vectors, ("quantize_row_" + type).c_str()));
       if (quantize == nullptr) quantize = reinterpret_cast<Quantize>(dlsym(base, ("quantize_row_" + type + "_ref").c_str()));
       const auto dequantize = reinterpret_cast<Dequantize>(dlsym(base, ("dequantize_row_" + type).c_str()));
@@ -183,16 +200,16 @@ class Bench {
       const auto rows = [&](const auto& f) {
         for (int64_t t = 0; t < kShape.tokens; ++t) f(static_cast<size_t>(t * kShape.width));
       };
-      const size_t per = type == "q8_0" ? 17 : 9;  // bytes of 16 elements with their share of the scale
-      const double encode = Ratio([&] { rows([&](size_t at) { quantize(x_.data() + at, blocks.data() + at * per / 16, kShape.width); }); });
-      const double decode = Ratio([&] { rows([&](size_t at) { dequantize(blocks.data() + at * per / 16, out_.data() + at, kShape.width); }); });
+      const size_t per = bytes;
+      const double encode = Ratio([&] { rows([&](size_t at) { quantize(x_.data() + at, blocks.data() + at * per / 32, kShape.width); }); });
+      const double decode = Ratio([&] { rows([&](size_t at) { dequantize(blocks.data() + at * per / 32, out_.data() + at, kShape.width); }); });
       Print("llama.cpp", type.c_str(), "", encode, decode);
     }
   }
 #endif
 
   void Print(const char* who, const char* spec, const char* note, double encode, double decode) {
-    std::printf("| %-9s | %-30s | %-12s | %8.2f | %10.2f |\n", who, spec, note, encode, decode);
+    std::printf("| %-9s | %-34s | %-12s | %8.2f | %10.2f |\n", who, spec, note, encode, decode);
     std::fflush(stdout);
   }
 
@@ -204,7 +221,7 @@ int Main(int argc, char** argv) {
   const std::string which = argc > 1 ? argv[1] : "", part = argc > 2 ? argv[2] : "";
   Bench bench;
   std::printf("Time / memcpy of the same 64 MiB of f32 (median), one thread\n\n");
-  std::printf("| %-9s | %-30s | %-12s | quantize | dequantize |\n|---|---|---|---:|---:|\n", "kernels", "spec", "");
+  std::printf("| %-9s | %-34s | %-12s | quantize | dequantize |\n|---|---|---|---:|---:|\n", "kernels", "spec", "");
   bool any = false;
   for (const Backend* backend : AllBackends()) {
     if (!backend->available() || (which.empty() && any) || (!which.empty() && which != "all" && which != backend->name)) continue;

@@ -11,6 +11,7 @@
 #include <iterator>
 #include <random>
 
+#include "support/caches.h"
 #include "wire/crc32c.h"
 #include "wire/wire.h"
 
@@ -18,16 +19,13 @@ namespace kvpages {
 namespace {
 
 using Raw = std::vector<uint8_t>;
+using test::ConfigOf;
+using test::SpecOf;
 
 std::span<const uint8_t> Span(const Raw& raw) { return {raw.data(), raw.size()}; }
 Raw Taken(Result<Bytes> bytes) {
   EXPECT_TRUE(bytes.ok()) << (bytes.ok() ? "" : bytes.error().message);
   return {bytes.value().data(), bytes.value().data() + bytes.value().size()};
-}
-Spec SpecOf(const char* text) {
-  auto spec = ParseSpec(text, "spec");
-  EXPECT_TRUE(spec.ok()) << text;
-  return spec.value();
 }
 
 class EnvelopeTest : public ::testing::TestWithParam<const Backend*> {
@@ -35,16 +33,6 @@ class EnvelopeTest : public ::testing::TestWithParam<const Backend*> {
   void SetUp() override {
     if (!GetParam()->available()) GTEST_SKIP() << "skipped: this processor has no " << GetParam()->name;
     instance_->backend = GetParam();
-  }
-  static ModelConfig Config(int64_t layers, int64_t heads, int64_t width, const char* key, const char* value) {
-    ModelConfig config;
-    LayerConfig layer;
-    layer.heads = heads;
-    layer.key.spec = SpecOf(key);
-    layer.value.spec = SpecOf(value);
-    layer.key.width = layer.value.width = width;
-    config.layers.assign(static_cast<size_t>(layers), layer);
-    return config;
   }
   ModelCache Make(const ModelConfig& config) {
     auto made = ModelCache::Create(instance_, config, 0);
@@ -83,7 +71,7 @@ class EnvelopeTest : public ::testing::TestWithParam<const Backend*> {
   }
   // A cache with all that a file can hold: kept, frozen, cut, mixed and hot pages, a gap, both centres.
   ModelCache Rich() {
-    ModelConfig config = Config(2, 2, 8, "int4/token/8/mse/e4m3+center+hadamard", "uint4/channel/8/minmax/f32");
+    ModelConfig config = ConfigOf(2, 2, 8, "int4/token/8/mse/e4m3+center+hadamard", "uint4/channel/8/minmax/f32");
     config.layers[1].key.spec = SpecOf("nvfp4");
     config.layers[1].key.width = 16;
     config.layers[1].value.spec = SpecOf("int3/token/8/absmax/f16");
@@ -153,7 +141,7 @@ TEST_P(EnvelopeTest, RoundTripKeepsEverything) {
 TEST_P(EnvelopeTest, EveryPresetAndAnEmptyCache) {
   for (const Preset& preset : Presets()) {
     SCOPED_TRACE(std::string(preset.name));
-    ModelCache cache = Make(Config(1, 1, 64, std::string(preset.key).c_str(), std::string(preset.value).c_str()));
+    ModelCache cache = Make(ConfigOf(1, 1, 64, std::string(preset.key).c_str(), std::string(preset.value).c_str()));
     for (const int64_t tokens : {0, 72, 3}) {
       if (tokens > 0) Append(cache, tokens, 5);
       const Raw bytes = Saved(cache);
@@ -166,7 +154,7 @@ TEST_P(EnvelopeTest, EveryPresetAndAnEmptyCache) {
 }
 
 TEST_P(EnvelopeTest, APageOfZeros) {
-  ModelCache cache = Make(Config(1, 1, 8, "int4/token/8/absmax/f32", "uint8/token/8/minmax/f32"));
+  ModelCache cache = Make(ConfigOf(1, 1, 8, "int4/token/8/absmax/f32", "uint8/token/8/minmax/f32"));
   const std::vector<float> zeros(40 * 8, 0.0f);
   const TensorView view = ContiguousView(zeros.data(), Type::f32, {1, 1, 40, 8});
   ASSERT_TRUE(cache.Append(0, view, view).ok());
@@ -223,7 +211,7 @@ TEST_P(EnvelopeTest, PartsAreHeaderAndPages) {
 }
 
 TEST_P(EnvelopeTest, EveryFlipAndEveryTruncationIsRefused) {
-  ModelConfig config = Config(2, 1, 4, "int4/token/4/mse/e4m3+center", "int8/token/4/absmax/f32");
+  ModelConfig config = ConfigOf(2, 1, 4, "int4/token/4/mse/e4m3+center", "int8/token/4/absmax/f32");
   config.page_tokens = 32;
   ModelCache cache = Make(config);
   Append(cache, 70, 1);
@@ -249,7 +237,7 @@ TEST_P(EnvelopeTest, EveryFlipAndEveryTruncationIsRefused) {
 }
 
 TEST_P(EnvelopeTest, ExpectationsNameBothValues) {
-  const ModelConfig config = Config(2, 1, 8, "int8/token", "int4/token");
+  const ModelConfig config = ConfigOf(2, 1, 8, "int8/token", "int4/token");
   ModelCache cache = Make(config);
   Append(cache, 5, 1);
   const Raw bytes = Saved(cache, "smollm2");
@@ -277,7 +265,7 @@ TEST_P(EnvelopeTest, ExpectationsNameBothValues) {
 TEST_P(EnvelopeTest, WrongKindsOfFile) {
   EXPECT_EQ(Refusal({}).substr(0, 45), "ERR_CORRUPT bytes: not a ModelCache envelope,");
   EXPECT_EQ(Refusal({0x0a, 3, 1, 2, 3, 4, 5, 6, 7, 8}).substr(0, 45), "ERR_CORRUPT bytes: not a ModelCache envelope,");
-  ModelCache cache = Make(Config(2, 1, 4, "int8", "int8"));
+  ModelCache cache = Make(ConfigOf(2, 1, 4, "int8", "int8"));
   Raw bytes = Saved(cache);
   auto parsed = ParsePagedCache(instance_, Span(bytes));
   ASSERT_FALSE(parsed.ok());

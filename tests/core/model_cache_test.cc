@@ -10,16 +10,17 @@
 #include <limits>
 #include <random>
 
+#include "support/caches.h"
 #include "wire/envelope.h"
 
 namespace kvpages {
 namespace {
 
 using Random = std::mt19937;
+using test::Between;
+using test::ConfigOf;
+using test::SpecOf;
 
-int64_t Between(Random& random, int64_t low, int64_t high) {
-  return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
-}
 std::vector<float> Noise(Random& random, int64_t count) {
   std::normal_distribution<float> normal;
   std::vector<float> values(static_cast<size_t>(count));
@@ -27,11 +28,6 @@ std::vector<float> Noise(Random& random, int64_t count) {
   return values;
 }
 float Rounded(float value, Type hot) { return hot == Type::f32 ? value : hot == Type::f16 ? FromF16(ToF16(value)) : FromBF16(ToBF16(value)); }
-Spec SpecOf(const char* text) {
-  auto spec = ParseSpec(text, "spec");
-  EXPECT_TRUE(spec.ok()) << text;
-  return spec.value();
-}
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * 4) == 0);
 }
@@ -227,16 +223,6 @@ class ModelCacheTest : public ::testing::TestWithParam<const Backend*> {
     if (!GetParam()->available()) GTEST_SKIP() << "skipped: this processor has no " << GetParam()->name;
     instance_->backend = GetParam();
   }
-  static ModelConfig Config(int64_t layers, int64_t heads, int64_t width, const char* key, const char* value) {
-    ModelConfig config;
-    LayerConfig layer;
-    layer.heads = heads;
-    layer.key.spec = SpecOf(key);
-    layer.value.spec = SpecOf(value);
-    layer.key.width = layer.value.width = width;
-    config.layers.assign(static_cast<size_t>(layers), layer);
-    return config;
-  }
   ModelCache Make(const ModelConfig& config, uint64_t max_bytes = 0) {
     auto made = ModelCache::Create(instance_, config, max_bytes);
     EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message);
@@ -251,29 +237,11 @@ class ModelCacheTest : public ::testing::TestWithParam<const Backend*> {
   InstanceRef instance_ = std::make_shared<Instance>();
 };
 
-const char* const kKeySpecs[] = {"int4/channel/8/mse/e4m3", "lm4/token/8/mse/e4m3+center+hadamard", "int8/token", "uint4/channel/4/kivi/f16",
-                                 "bf16",                    "f32",                                   "int3/head",  "int8/tensor+center"};
-const char* const kValueSpecs[] = {"int4/token/8/mse/e4m3", "lm4/token/8/mse/e4m3+hadamard", "uint2/token/8/kivi/f16", "e4m3/tensor", "f16", "int3/token/8"};
-
 TEST_P(ModelCacheTest, RandomSequencesEqualTheModel) {
   for (uint32_t seed = 1; seed <= 40; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Random random(seed);
-    ModelConfig config;
-    config.page_tokens = Between(random, 0, 2) == 0 ? 16 : Between(random, 3, 9);
-    config.keep_first = Between(random, 0, 5);
-    config.keep_recent = Between(random, 0, 2) == 0 ? Between(random, 1, 20) : 0;
-    config.residual = Between(random, 0, 2) == 0 ? config.page_tokens * Between(random, 1, 3) : 0;
-    config.hot = Between(random, 0, 2) == 0 ? Type::f32 : Between(random, 0, 1) ? Type::f16 : Type::bf16;
-    for (int64_t i = Between(random, 1, 3); i > 0; --i) {
-      LayerConfig layer;
-      layer.heads = Between(random, 1, 3);
-      layer.key.spec = SpecOf(kKeySpecs[random() % std::size(kKeySpecs)]);
-      layer.value.spec = SpecOf(kValueSpecs[random() % std::size(kValueSpecs)]);
-      layer.key.width = Between(random, 1, 4) * 5;
-      layer.value.width = Between(random, 1, 3) * 8;
-      config.layers.push_back(layer);
-    }
+    const ModelConfig config = test::RandomConfig(random);
     auto resolved = ResolveConfig(config);
     ASSERT_TRUE(resolved.ok()) << resolved.error().message;
     struct Pair {
@@ -378,7 +346,7 @@ TEST_P(ModelCacheTest, RandomSequencesEqualTheModel) {
 
 TEST_P(ModelCacheTest, TheWayOfAppendingDoesNotMatter) {
   // Token by token, in two halves or with strides: the same bytes once all is frozen.
-  const ModelConfig config = Config(1, 2, 16, "lm4/token/64/mse/e4m3+center+hadamard", "int4/token/16/mse/e4m3");
+  const ModelConfig config = ConfigOf(1, 2, 16, "lm4/token/64/mse/e4m3+center+hadamard", "int4/token/16/mse/e4m3");
   Random random(7);
   const auto key = Noise(random, 2 * 200 * 16), value = Noise(random, 2 * 200 * 16);
   const auto rows = [&](const std::vector<float>& values, int64_t begin, int64_t count) {
@@ -406,7 +374,7 @@ TEST_P(ModelCacheTest, TheWayOfAppendingDoesNotMatter) {
 }
 
 TEST_P(ModelCacheTest, NothingFreezesBeforeTheCenterIsKnown) {
-  ModelCache cache = Make(Config(1, 1, 8, "int4/token+center", "int4/token"));
+  ModelCache cache = Make(ConfigOf(1, 1, 8, "int4/token+center", "int4/token"));
   Random random(3);
   ASSERT_TRUE(AppendNoise(cache, 0, 67, random).ok());
   EXPECT_EQ(cache.Freeze(-1).value().value.pages, 0);
@@ -426,7 +394,7 @@ TEST_P(ModelCacheTest, NonFiniteValuesAreRefusedOrStayWhereTheyAre) {
   const Shape shape{1, 1, 80, 8};
   auto values = Noise(random, 80 * 8);
   // Finite, but beyond f16: it could never be encoded, so it must not get in.
-  ModelConfig config = Config(2, 1, 8, "int8/token", "int8/token");
+  ModelConfig config = ConfigOf(2, 1, 8, "int8/token", "int8/token");
   config.hot = Type::f16;
   ModelCache narrow = Make(config);
   auto large = values;
@@ -446,7 +414,7 @@ TEST_P(ModelCacheTest, NonFiniteValuesAreRefusedOrStayWhereTheyAre) {
   ASSERT_TRUE(narrow.Freeze(-1).ok());
 
   // Let in, they must not spoil the centre, and with it the layer and its file.
-  config = Config(1, 1, 8, "int8/token+center", "int8/token");
+  config = ConfigOf(1, 1, 8, "int8/token+center", "int8/token");
   config.layers[0].key.options.non_finite = NonFinite::kSaturate;
   ModelCache cache = Make(config);
   auto holes = values;
@@ -468,7 +436,7 @@ TEST_P(ModelCacheTest, EstimateIsWhatStatsCounts) {
   Random random(11);
   for (const int64_t residual : {0, 32}) {
     for (const char* key : {"int4/channel/16/mse/e4m3", "lm4/token/64/mse/e4m3+center+hadamard", "nvfp4", "q8_0", "f16", "uint4/channel/32/kivi/f16"}) {
-      ModelConfig config = Config(2, 2, 32, key, "int8/token");
+      ModelConfig config = ConfigOf(2, 2, 32, key, "int8/token");
       config.residual = residual;
       config.keep_recent = residual / 3;
       for (const int64_t tokens : {0, 1, 4, 5, 20, 67, 68, 69, 200}) {
@@ -492,7 +460,7 @@ TEST_P(ModelCacheTest, EstimateIsWhatStatsCounts) {
 }
 
 TEST_P(ModelCacheTest, ForksShareAndCopyOnWrite) {
-  ModelCache cache = Make(Config(1, 1, 8, "int8/token", "int8/token"));
+  ModelCache cache = Make(ConfigOf(1, 1, 8, "int8/token", "int8/token"));
   Random random(5);
   ASSERT_TRUE(AppendNoise(cache, 0, 40, random).ok());
   ASSERT_TRUE(cache.Freeze(-1).ok());
@@ -517,7 +485,7 @@ TEST_P(ModelCacheTest, ForksShareAndCopyOnWrite) {
 }
 
 TEST_P(ModelCacheTest, ALimitLeavesTheTokensAsTheyWere) {
-  const ModelConfig config = Config(3, 1, 8, "int8/token", "int8/token");
+  const ModelConfig config = ConfigOf(3, 1, 8, "int8/token", "int8/token");
   Random random(9);
   ModelCache cache = Make(config, 6000);
   std::vector<std::vector<float>> data;
@@ -541,7 +509,7 @@ TEST_P(ModelCacheTest, ALimitLeavesTheTokensAsTheyWere) {
 }
 
 TEST_P(ModelCacheTest, RefusesAndNames) {
-  ModelConfig config = Config(2, 2, 8, "int8/token", "int8/token");
+  ModelConfig config = ConfigOf(2, 2, 8, "int8/token", "int8/token");
   ModelCache cache = Make(config);
   Random random(2);
   const auto good = Noise(random, 2 * 3 * 8);
@@ -598,7 +566,7 @@ TEST_P(ModelCacheTest, RefusesAndNames) {
             "layer 1 value: value: +center is for keys only, got int8/token/8/absmax/f32+center");
   config.layers[1].value.spec = SpecOf("int8/tensor/given");
   EXPECT_EQ(ModelCache::Create(instance_, config, 0).error().code, Code::kSpec);
-  config = Config(1, 1, 8, "int8", "int8");
+  config = ConfigOf(1, 1, 8, "int8", "int8");
   config.page_tokens = 16;
   config.residual = 24;
   EXPECT_EQ(ModelCache::Create(instance_, config, 0).error().message, "residual: must be a multiple of pageTokens, 16, got 24");
@@ -606,7 +574,7 @@ TEST_P(ModelCacheTest, RefusesAndNames) {
 
 TEST_P(ModelCacheTest, PagedViewAndBack) {
   Random random(21);
-  ModelCache cache = Make(Config(1, 2, 16, "lm4/token/8/mse/e4m3+center+hadamard", "int4/token/16/mse/e4m3"));
+  ModelCache cache = Make(ConfigOf(1, 2, 16, "lm4/token/8/mse/e4m3+center+hadamard", "int4/token/16/mse/e4m3"));
   ASSERT_TRUE(AppendNoise(cache, 0, 110, random).ok());
   ASSERT_TRUE(cache.Freeze(-1).ok());
   ASSERT_TRUE(cache.Truncate(90).ok());
@@ -638,7 +606,7 @@ TEST_P(ModelCacheTest, PagedViewAndBack) {
   ASSERT_TRUE(back.value().Read(0, false, 0, 137, b.data(), 137 * 16, 16).ok());
   EXPECT_TRUE(SameBits(a, b));
 
-  cache = Make(Config(1, 3, 16, "int8", "int8"));
+  cache = Make(ConfigOf(1, 3, 16, "int8", "int8"));
   EXPECT_EQ(ModelCache::Assemble(instance_, cache.config(), LayersFromPaged(cache.config(), layers).value()).error().code, Code::kMismatch);
 }
 

@@ -93,30 +93,11 @@ TEST_F(DeviceCache, EveryPresetGivesTheHostsFile) {
   EXPECT_EQ(there_->budget->used(), 0u);
 }
 
-const char* const kKeySpecs[] = {"int4/channel/8/mse/e4m3", "lm4/token/8/mse/e4m3+center+hadamard", "int8/token", "uint4/channel/4/kivi/f16",
-                                 "bf16",                    "f32",                                   "int3/head",  "int8/tensor+center"};
-const char* const kValueSpecs[] = {"int4/token/8/mse/e4m3", "lm4/token/8/mse/e4m3+hadamard", "uint2/token/8/kivi/f16",
-                                   "e4m3/tensor",           "f16",                           "int3/token/8"};
-
 TEST_F(DeviceCache, AnySequenceOfCallsGivesTheHostsFile) {
   for (uint32_t seed = 1; seed <= 12; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Random random(seed);
-    ModelConfig config;
-    config.page_tokens = Between(random, 0, 2) == 0 ? 16 : Between(random, 3, 9);
-    config.keep_first = Between(random, 0, 5);
-    config.keep_recent = Between(random, 0, 2) == 0 ? Between(random, 1, 20) : 0;
-    config.residual = Between(random, 0, 2) == 0 ? config.page_tokens * Between(random, 1, 3) : 0;
-    config.hot = Between(random, 0, 2) == 0 ? Type::f32 : Between(random, 0, 1) ? Type::f16 : Type::bf16;
-    for (int64_t i = Between(random, 1, 3); i > 0; --i) {
-      LayerConfig layer;
-      layer.heads = Between(random, 1, 3);
-      layer.key.spec = SpecOf(kKeySpecs[random() % std::size(kKeySpecs)]);
-      layer.value.spec = SpecOf(kValueSpecs[random() % std::size(kValueSpecs)]);
-      layer.key.width = Between(random, 1, 4) * 5;
-      layer.value.width = Between(random, 1, 3) * 8;
-      config.layers.push_back(layer);
-    }
+    const ModelConfig config = test::RandomConfig(random);
     std::vector<Pair> pairs;
     pairs.push_back({NewCache(host_, config), NewCache(there_, config)});
     for (int step = 0; step < 30; ++step) {

@@ -12,29 +12,17 @@
 
 #include "backends/cuda/store.h"
 #include "backends/reference/reference.h"
+#include "support/caches.h"
 #include "support/exact_attention.h"
 #include "wire/envelope.h"
 
 namespace kvpages::cuda {
 
 using Random = std::mt19937;
+using test::Between;
+using test::ConfigOf;
 using test::Noise;
-
-inline int64_t Between(Random& random, int64_t low, int64_t high) {
-  return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
-}
-inline Spec SpecOf(std::string_view text) { return ParseSpec(text, "spec").value(); }
-
-inline ModelConfig ConfigOf(int64_t layers, int64_t heads, int64_t width, std::string_view key, std::string_view value) {
-  ModelConfig config;
-  LayerConfig layer;
-  layer.heads = heads;
-  layer.key.spec = SpecOf(key);
-  layer.value.spec = SpecOf(value);
-  layer.key.width = layer.value.width = width;
-  config.layers.assign(static_cast<size_t>(layers), layer);
-  return config;
-}
+using test::SpecOf;
 
 inline std::string FileOf(const ModelCache& cache) {
   auto bytes = SerializeEnvelope(cache, "model", {});
