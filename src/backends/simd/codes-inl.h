@@ -55,16 +55,21 @@ struct Table16 {
     }
     for (int k = 0; k < 4; ++k) plane[k] = hn::Load(D8(), bytes + k * 16);
   }
-  // Of 16 codes below 16.
+  // Of 16 codes below 16. kShort: floats that are bfloat16 numbers, whose lower bytes are 0.
+  template <bool kShort>
   HWY_INLINE void LookUp(const uint8_t* codes, hn::Vec<hn::Full128<float>>* out) const {
     const D8 d8;
     const hn::Full128<uint16_t> d16;
     const hn::Full128<float> df;
     const auto index = hn::LoadU(d8, codes);
-    const auto a = hn::TableLookupBytes(plane[0], index), b = hn::TableLookupBytes(plane[1], index);
     const auto c = hn::TableLookupBytes(plane[2], index), e = hn::TableLookupBytes(plane[3], index);
-    const auto low = hn::BitCast(d16, hn::InterleaveLower(d8, a, b)), low2 = hn::BitCast(d16, hn::InterleaveLower(d8, c, e));
-    const auto high = hn::BitCast(d16, hn::InterleaveUpper(d8, a, b)), high2 = hn::BitCast(d16, hn::InterleaveUpper(d8, c, e));
+    const auto low2 = hn::BitCast(d16, hn::InterleaveLower(d8, c, e)), high2 = hn::BitCast(d16, hn::InterleaveUpper(d8, c, e));
+    auto low = hn::Zero(d16), high = low;
+    if constexpr (!kShort) {
+      const auto a = hn::TableLookupBytes(plane[0], index), b = hn::TableLookupBytes(plane[1], index);
+      low = hn::BitCast(d16, hn::InterleaveLower(d8, a, b));
+      high = hn::BitCast(d16, hn::InterleaveUpper(d8, a, b));
+    }
     out[0] = hn::BitCast(df, hn::InterleaveLower(d16, low, low2));
     out[1] = hn::BitCast(df, hn::InterleaveUpper(d16, low, low2));
     out[2] = hn::BitCast(df, hn::InterleaveLower(d16, high, high2));

@@ -264,7 +264,7 @@ HWY_INLINE void DecodeRun(const C& code, const uint8_t* HWY_RESTRICT codes, int6
     const Table16 table(code.values);
     for (; i + 16 <= count; i += 16) {
       VF level[4];
-      table.LookUp(codes + i, level);
+      table.template LookUp<false>(codes + i, level);
       for (int k = 0; k < 4; ++k) {
         VF scale, zero;
         at(i + 4 * k, 4, &scale, &zero);
@@ -595,7 +595,11 @@ void DequantizeBlocks(const DequantizeJob& job) {
           const uint8_t* codes = UnpackCodes(info.bits, job.codes, first + begin, count, buffer);
           const uint8_t* stored = job.scales + (first + begin) / info.block;
           alignas(64) float scales[kChunk / kNvfp4Block];
-          for (int64_t i = 0; i < blocks; ++i) scales[i] = nv ? FromE4M3(stored[i]) : FromE8M0(stored[i]);
+          int64_t known = 0;
+          for (; nv && known + lanes <= blocks; known += lanes) {
+            hn::StoreU(DecodeE4M3(hn::PromoteTo(DU(), hn::LoadU(DB(), stored + known))), DF(), scales + known);
+          }
+          for (int64_t i = known; i < blocks; ++i) scales[i] = nv ? FromE4M3(stored[i]) : FromE8M0(stored[i]);
           for (int64_t i = 0; i < blocks; ++i) {
             const VF scale = Value(scales[i]);
             const auto put = [&](int64_t d, VF value) HWY_ATTR {
@@ -607,7 +611,7 @@ void DequantizeBlocks(const DequantizeJob& job) {
 #if HWY_MAX_BYTES == 16
             for (; !wide && d < end; d += 16) {
               VF values[4];
-              table.LookUp(codes + d, values);
+              table.LookUp<true>(codes + d, values);
               for (int k = 0; k < 4; ++k) put(d + 4 * k, values[k]);
             }
 #endif
