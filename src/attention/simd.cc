@@ -163,11 +163,16 @@ void Multiply(float* values, int64_t count, float factor) {
 // Vectors as wide as there are: a sum of integers does not depend on its order.
 constexpr bool kByteProducts = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3;
 using DWide = hn::ScalableTag<uint8_t>;
+// Groups of such codes, a vector of bytes each, that a row of `width` fills.
+int64_t ByteGroups(int64_t width) {
+  const auto codes = 2 * static_cast<int64_t>(hn::Lanes(DWide()));
+  return (width + codes - 1) / codes;
+}
 
 // [query][group][high even, low even, high odd, low odd][byte]: byte j of a group of codes holds codes 2 j and 2 j + 1.
 void PrepareBytes(PreparedQueries& out, int64_t query, int64_t i, int32_t value) {
   const auto size = static_cast<int64_t>(hn::Lanes(DWide()));
-  const int64_t groups = (out.width + 2 * size - 1) / (2 * size), group = i / (2 * size), byte = i % (2 * size) / 2;
+  const int64_t groups = ByteGroups(out.width), group = i / (2 * size), byte = i % (2 * size) / 2;
   int8_t* at = out.bytes.data() + (query * groups + group) * 4 * size + i % 2 * 2 * size + byte;
   const int32_t high = (value + 128) >> 8;
   at[0] = static_cast<int8_t>(high);
@@ -185,7 +190,7 @@ void Prepare(const float* HWY_RESTRICT queries, int64_t query_count, int64_t wid
   out.lane_sums.assign(static_cast<size_t>(query_count * lanes), 0);
   const auto wide = static_cast<int64_t>(hn::Lanes(DWide()));
   const bool in_bytes = kByteProducts && out.bits == 4;
-  out.bytes.assign(in_bytes ? static_cast<size_t>(query_count * ((width + 2 * wide - 1) / (2 * wide)) * 4 * wide) : 0, 0);
+  out.bytes.assign(in_bytes ? static_cast<size_t>(query_count * ByteGroups(width) * 4 * wide) : 0, 0);
   out.sums.assign(static_cast<size_t>(query_count), 0);
   out.steps.assign(static_cast<size_t>(query_count), 0.0f);
   for (int64_t q = 0; q < query_count; ++q) {
@@ -319,7 +324,7 @@ void ByteDots(const PreparedQueries& queries, const CodedRows& rows, float* HWY_
   const hn::CappedTag<float, 4> f4;
   const hn::CappedTag<int32_t, 4> i4;
   const auto wide = static_cast<int64_t>(hn::Lanes(DWide()));
-  const int64_t groups = (queries.width + 2 * wide - 1) / (2 * wide), row_bytes = rows.row_bytes, whole = rows.rows / 4 * 4;
+  const int64_t groups = ByteGroups(queries.width), row_bytes = rows.row_bytes, whole = rows.rows / 4 * 4;
   const float* const scales = rows.row_scales;
   const int32_t* const zeros = rows.row_zeros;
   for (int64_t q = 0; q < queries.count; ++q) {

@@ -553,6 +553,7 @@ void DequantizeRows(const DequantizeJob& job, const Codec& codec, const C& code)
       }
     }
   }
+  if (streams) hwy::FlushStream();
 }
 
 void FinishRows(const DequantizeJob& job) {
@@ -674,9 +675,9 @@ class Packer {
     else out_ += count;
   }
   void Finish() {
-    if (streams_) Drain(0);
+    if (streams_) Drain(true);
     if (bits_ != 8 && filled_ > 0) PackCodes(bits_, buffer_, filled_, out_);
-    hwy::FlushStream();
+    if (streams_) hwy::FlushStream();
   }
 
  private:
@@ -691,11 +692,11 @@ class Packer {
     filled_ -= whole;
   }
   uint8_t* Staging(int64_t bytes) {
-    if (staged_ + bytes > kStaged) Drain(kLine);
+    if (staged_ + bytes > kStaged) Drain(false);
     return stage_ + staged_;
   }
-  // Writes what is staged; of an incomplete line of `line` bytes only at the end.
-  void Drain(int64_t line) {
+  // Writes what is staged, an incomplete line only at the end.
+  void Drain(bool last) {
     const hn::ScalableTag<uint8_t> d8;
     const auto lanes = static_cast<int64_t>(hn::Lanes(d8));
     const int64_t whole = staged_ / kLine * kLine;
@@ -703,7 +704,7 @@ class Packer {
     out_ += whole;
     staged_ -= whole;
     std::memmove(stage_, stage_ + whole, static_cast<size_t>(staged_));
-    if (line != 0) return;
+    if (!last) return;
     std::memcpy(out_, stage_, static_cast<size_t>(staged_));
     out_ += staged_;
     staged_ = 0;
@@ -725,6 +726,18 @@ struct Range {
 };
 // No default member initializers: a compiler-made constructor would not be compiled for the target.
 HWY_INLINE Range EmptyRange() { return {Value(INFINITY), Value(-INFINITY)}; }
+
+// The largest magnitudes of x[0, count) in two partial results, so that one needn't wait for the other.
+HWY_INLINE void AddMagnitudes(const float* x, int64_t count, VF* most, VF* other) {
+  const int64_t lanes = LaneCount();
+  int64_t i = 0;
+  for (; i + 4 * lanes <= count; i += 4 * lanes) {
+    const auto at = [&](int64_t k) HWY_ATTR { return hn::Abs(hn::LoadU(DF(), x + i + k * lanes)); };
+    *most = hn::Max(*most, hn::Max(at(0), at(1)));
+    *other = hn::Max(*other, hn::Max(at(2), at(3)));
+  }
+  for (; i < count; i += lanes) *most = hn::Max(*most, hn::Abs(LoadFloats(x + i, std::min(lanes, count - i))));
+}
 
 // Sum of formats/search.h's halving tree over values[0, count); `values` is overwritten and has room up to the next
 // power of two, at least one vector.
@@ -900,15 +913,7 @@ class Quantizer {
     }
     if (!Symmetric()) return false;
     VF most = hn::Zero(DF()), other = most;
-    for (int64_t k = 0; k < valid; ++k) {
-      const int64_t lanes = LaneCount();
-      int64_t i = 0;
-      for (; i + 2 * lanes <= width_; i += 2 * lanes) {
-        most = hn::Max(most, hn::Abs(hn::LoadU(DF(), rows[k] + i)));
-        other = hn::Max(other, hn::Abs(hn::LoadU(DF(), rows[k] + i + lanes)));
-      }
-      for (; i < width_; i += lanes) most = hn::Max(most, hn::Abs(LoadFloats(rows[k] + i, std::min(lanes, width_ - i))));
-    }
+    for (int64_t k = 0; k < valid; ++k) AddMagnitudes(rows[k], width_, &most, &other);
     const float amax = hn::ReduceMax(DF(), hn::Max(most, other));
     largest_ = std::max(largest_, TopScale(-amax, amax, 0));
     return true;
@@ -1615,19 +1620,11 @@ bool QuantizeNvfp4(const QuantizeJob& job) {
   };
   float amax = 0;
   if (job.options.global != GlobalScale::kGiven) {
-    // Two partial results, so that one needn't wait for the other.
     VF most = hn::Zero(DF()), other = most;
     for (int64_t b = 0; b < shape.batch; ++b) {
       for (int64_t h = 0; h < shape.heads; ++h) {
         for (int64_t t = 0; t < (run ? 1 : job.valid); ++t) {
-          const float* row = row_of(b, h, t);
-          int64_t d = 0;
-          for (; d + 4 * lanes <= length; d += 4 * lanes) {
-            const auto at = [&](int64_t k) HWY_ATTR { return hn::Abs(hn::LoadU(DF(), row + d + k * lanes)); };
-            most = hn::Max(most, hn::Max(at(0), at(1)));
-            other = hn::Max(other, hn::Max(at(2), at(3)));
-          }
-          for (; d < length; d += lanes) most = hn::Max(most, hn::Abs(hn::LoadU(DF(), row + d)));
+          AddMagnitudes(row_of(b, h, t), length, &most, &other);
         }
       }
     }
