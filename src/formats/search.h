@@ -56,7 +56,7 @@ KVP_HD float TreeSumOf(float (&values)[n]) {
   return values[0];
 }
 
-// A later candidate wins only if it is strictly better; a NaN never stays.
-KVP_HD bool Better(float error, float best) { return error < best || (best != best && error == error); }
+// A later candidate wins only if it is strictly better; a NaN never stays, so that among nothing but NaN the largest scale wins.
+KVP_HD bool Better(float error, float best) { return error < best || best != best; }
 
 }  // namespace kvpages
