@@ -3,7 +3,7 @@
 import { KvPagesError } from '../index.js';
 import type { KvPages, PagedCache } from '../index.js';
 import type { Command } from './args.js';
-import { Failure, Progress, readInput, shown, writeStdout } from './io.js';
+import { Failure, placed, Progress, readInput, shown, writeStdout } from './io.js';
 import { encode, layerNumbers, readLayers, Total } from './layers.js';
 import { backendOptions, loadFrom } from './load.js';
 import { errorText, table } from './text.js';
@@ -56,7 +56,7 @@ export const compare: Command = {
     try {
       for (const [i, pair] of pairs.entries()) {
         progress.show(`${pair.name} (${i + 1} of ${pairs.length})`, i === pairs.length - 1);
-        rows.push(measure(kv, caches, pair));
+        rows.push(measure(kv, caches, pair, (i, side, page) => `${name}, layer ${layers[i]!.layer}, ${side === 'key' ? 'K' : 'V'} of page ${page}`));
         await new Promise((resolve) => setImmediate(resolve));
       }
     } finally {
@@ -87,13 +87,21 @@ function choose(kv: KvPages, list: string | undefined): Array<Pick<Row, 'name' |
   return [...plain, ...kv.formats().presets.map((preset) => preset.name)].map(one);
 }
 
-function measure(kv: KvPages, caches: readonly PagedCache[], pair: Pick<Row, 'name' | 'key' | 'value'>): Row {
+/** `place`: words for a page of a cache. */
+function measure(
+  kv: KvPages,
+  caches: readonly PagedCache[],
+  pair: Pick<Row, 'name' | 'key' | 'value'>,
+  place: (cache: number, side: 'key' | 'value', page: number) => string,
+): Row {
   const totals = { key: new Total(), value: new Total() };
+  let at = '';
   try {
-    for (const cache of caches) {
+    for (const [c, cache] of caches.entries()) {
       for (let i = 0; i < cache.pages.length; ++i) {
         const page = cache.page(i);
         for (const side of ['key', 'value'] as const) {
+          at = place(c, side, i);
           const { encoded, figures } = encode(kv, page[side], pair[side], side);
           totals[side].add(figures, encoded.byteLength);
           encoded.dispose();
@@ -103,7 +111,10 @@ function measure(kv: KvPages, caches: readonly PagedCache[], pair: Pick<Row, 'na
     }
   } catch (error) {
     // A spec that these shapes do not allow is a result; a word that is no spec at all is a mistake of the caller.
-    if (!(error instanceof KvPagesError) || !['ERR_SHAPE', 'ERR_UNSUPPORTED', 'ERR_SPEC'].includes(error.code)) throw error;
+    if (!(error instanceof KvPagesError) || !['ERR_SHAPE', 'ERR_UNSUPPORTED', 'ERR_SPEC'].includes(error.code))
+      return placed(at, () => {
+        throw error;
+      });
     return { ...pair, refused: error.message };
   }
   return {

@@ -78,6 +78,7 @@ describe('what fails says why and ends with 1', () => {
     [['inspect', '-'], 'standard input is empty'],
     [['quantize', 'I32.safetensors', 'out'], 'I32.safetensors: keys and values must be f32, f16, bf16 or f64, got past_key_values.0.key of i32'],
     [['compare', 'I32.safetensors'], 'I32.safetensors: keys and values must be f32, f16, bf16 or f64'],
+    [['compare', 'F32.safetensors'], 'kvpages: F32.safetensors, layer 0, K of page 0: tensor: values must be finite, got NaN at index 0'],
     [['quantize', 'F32.safetensors', 'out'], 'kvpages: layer 0, K of page 0: tensor: values must be finite, got NaN at index 0'],
     [['quantize', 'F64.safetensors', 'out'], 'kvpages: layer 0, K of page 0: tensor: values must be finite, got NaN at index 0'],
     [['inspect', 'noise'], 'kvpages: noise: '],
