@@ -23,9 +23,9 @@ export interface TensorInfo {
    * `dense`: elements; `encoded`: codes with scales; `opaque`: an encoding that this version carries but cannot read.
    */
   readonly kind: 'dense' | 'encoded' | 'opaque';
-  /** In words, for messages and tables: `f16`, `int4/tensor/given/f32`, `opaque (Q4_K)`. */
+  /** In words, for messages and tables: `f16`, `int4/axis 2/block 16` of an affine layout, another's spec, `opaque (Q4_K)`. */
   readonly format: string;
-  /** The spec string with every part spelt out; absent for opaque tensors. */
+  /** The spec string with every part spelt out; absent for opaque tensors and for affine layouts that no spec has. */
   readonly spec?: string;
   /** Element type of the codes or of the dense data. */
   readonly type?: string;
@@ -35,12 +35,12 @@ export interface TensorInfo {
   readonly axis?: number;
   /** Affine encodings: elements per scale along `axis`, 0 for one scale per index. */
   readonly block?: number;
-  /** The f32 that all scales of `e4m3` type are relative to. */
+  /** The f32 that all scales of `e4m3` type, and those of nvfp4, are relative to. */
   readonly global?: number;
   /** Length of the rotated runs of `+hadamard`, 0 without. */
   readonly hadamard?: number;
   /** Bytes of each array that is held. */
-  readonly bytes: Readonly<Record<'data' | 'codes' | 'scales' | 'zeros' | 'center' | 'message', number>>;
+  readonly bytes: Readonly<Record<'data' | 'codes' | 'scales' | 'zeros' | 'global' | 'center' | 'message', number>>;
   /** Their sum. */
   readonly byteLength: number;
   /** Bits that are held per element, scales and zero points included. */
@@ -180,7 +180,8 @@ export class QuantizedTensor extends Owned {
   get kind(): TensorInfo['kind'] {
     return this.info.kind;
   }
-  /** Spec string with every part spelt out, `f32` `f16` `bf16` for dense data, `undefined` for an opaque encoding. */
+  /** Spec string with every part spelt out, `f32` `f16` `bf16` for dense data, `undefined` for an opaque encoding and for an affine
+   * layout that no spec has. */
   get spec(): string | undefined {
     return this.info.spec;
   }
@@ -188,7 +189,7 @@ export class QuantizedTensor extends Owned {
   get dims(): TensorInfo['dims'] {
     return this.info.dims;
   }
-  /** Bytes of all arrays: codes, scales, zero points. */
+  /** Bytes of all that is held: codes, scales, zero points, global scale, centre. */
   get byteLength(): number {
     return this.info.byteLength;
   }
@@ -273,11 +274,12 @@ export class QuantizedTensor extends Owned {
   }
 
   get #scaleType(): string {
+    if (this.info.axis !== undefined) return 'f32'; // affine
     // The last part of a spec, modifiers apart; schemes have no parts and keep their scales as bytes.
     return this.spec?.split('+')[0]!.split('/').at(-1) ?? '';
   }
 
-  #array(name: keyof TensorInfo['bytes']): Uint8Array<ArrayBuffer> {
+  #array(name: 'data' | 'codes' | 'scales' | 'zeros'): Uint8Array<ArrayBuffer> {
     const bytes = new Uint8Array(this.info.bytes[name]);
     this.session.core.call('kvp_payload_array', this.handle, name, bytes);
     return bytes;

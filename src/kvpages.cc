@@ -3,6 +3,7 @@
 #include "kvpages.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "abi/context.h"
@@ -271,7 +272,9 @@ int32_t kvp_measure(uint32_t payload, const uint8_t* data, size_t data_len, cons
     int64_t tokens = view.shape.tokens;
     if (valid != -1) { KVP_ASSIGN(tokens, Integer(valid, 0, view.shape.tokens, "valid")); }
     KVP_ASSIGN(const Fidelity result, Measure(object->instance, view, *object->payload, tokens));
-    const double all[6] = {result.rmse,       result.max_error, result.sqnr_db, result.signal_rms, static_cast<double>(result.saturated),
+    // No error is larger than one that is NaN.
+    const double largest = std::isnan(result.rmse) ? result.rmse : result.max_error;
+    const double all[6] = {result.rmse,       largest,          result.sqnr_db, result.signal_rms, static_cast<double>(result.saturated),
                            static_cast<double>(result.elements)};
     std::memcpy(figures, all, sizeof(all));
     return Ok();

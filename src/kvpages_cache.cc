@@ -526,7 +526,7 @@ int32_t kvp_cache_layer(uint32_t cache, double layer, uint32_t* blob, size_t blo
       json.Open('{').Field("start", page.start).Field("length", page.length).Field("capacity", page.capacity()).Field("kept", page.kept);
       for (const CacheSide* side : {&page.key, &page.value}) {
         json.Key(side == &page.key ? "key" : "value").Open('{').Field("format", FormatName(*side->payload));
-        json.Field("byteLength", side->payload->bytes() - side->payload->center.size()).Field("frozen", side->frozen);
+        json.Field("byteLength", side->payload->bytes() + side->payload->global_bytes() - side->payload->center.size()).Field("frozen", side->frozen);
         if (side->frozen) {
           json.Field("rmse", side->figures.rmse()).Field("maxError", side->figures.max_error).Field("saturated", side->figures.saturated);
         }

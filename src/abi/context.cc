@@ -106,12 +106,16 @@ void Describe(const Payload& payload, Json& json) {
   json.Open('{').Field("kind", kKinds[static_cast<int>(payload.kind)]);
   json.Field("format", FormatName(payload));
   if (payload.kind == PayloadKind::kEncoded) {
-    json.Field("spec", CanonicalSpec(payload.spec)).Field("type", Info(payload.spec.type).name);
+    // An affine layout may have scales along an axis that no spec has.
+    const bool named = !payload.affine || (AffineAxis(payload.spec) == payload.axis && payload.spec.block == payload.block);
+    if (named) json.Field("spec", CanonicalSpec(payload.spec));
+    json.Field("type", Info(payload.spec.type).name);
     if (payload.affine) {
       json.Field("axis", payload.axis).Field("block", payload.block);
       if (payload.axis < 0) json.Field("scale", static_cast<double>(payload.scales.as<float>()[0])).Field("zeroByte", int{payload.zero_byte});
     } else {
-      json.Field("global", static_cast<double>(payload.global)).Field("hadamard", payload.hadamard);
+      if (payload.global_bytes() > 0) json.Field("global", static_cast<double>(payload.global));
+      json.Field("hadamard", payload.hadamard);
     }
     json.Field("hasZeros", payload.has_zeros);
   } else if (payload.kind == PayloadKind::kDense) {
@@ -121,13 +125,12 @@ void Describe(const Payload& payload, Json& json) {
   for (int axis = 0; axis < 4; ++axis) json.Value(payload.shape[axis]);
   json.Close(']').Key("bytes").Open('{');
   json.Field("data", payload.data.size()).Field("codes", payload.codes.size()).Field("scales", payload.scales.size());
-  json.Field("zeros", payload.zeros.size()).Field("center", payload.center.size()).Field("message", payload.message.size());
-  json.Close('}').Field("byteLength", payload.bytes());
+  json.Field("zeros", payload.zeros.size()).Field("global", payload.global_bytes()).Field("center", payload.center.size());
+  const uint64_t bytes = payload.bytes() + payload.global_bytes();
+  json.Field("message", payload.message.size()).Close('}').Field("byteLength", bytes);
   const int64_t elements = payload.shape.elements();
   if (elements > 0 && payload.kind != PayloadKind::kOpaque) {
-    uint64_t counted = payload.bytes();
-    if (payload.kind == PayloadKind::kEncoded && SizesOf(payload.spec, payload.shape).has_global) counted += 4;
-    json.Field("bitsPerElement", 8.0 * static_cast<double>(counted) / static_cast<double>(elements));
+    json.Field("bitsPerElement", 8.0 * static_cast<double>(bytes) / static_cast<double>(elements));
   }
   json.Close('}');
 }

@@ -783,7 +783,7 @@ void CountSide(CacheStats& stats, const Payload& payload, uint64_t* own) {
     *own = payload.data_bytes();
     return;
   }
-  const uint64_t global = SizesOf(payload.spec, payload.shape).has_global ? 4 : 0;
+  const uint64_t global = payload.global_bytes();
   stats.code_bytes += payload.code_bytes();
   stats.scale_bytes += payload.scale_bytes();
   stats.zero_bytes += payload.zero_bytes();

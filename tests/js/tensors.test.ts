@@ -298,7 +298,10 @@ describe('quantize', () => {
     const { errorPerToken, ksDistance, bitsPerElement, memoryRatio, ...figures } = quantized.figures!;
     expect(figures).toEqual(quantized.measure({ ...tensor, dims: [1, 2, 8, 64], strides: [0, 64, 128, 1] }, { valid: 5 }));
     expect(figures.elements).toBe(2 * 5 * 64);
-    expect([bitsPerElement, memoryRatio]).toEqual([quantized.bitsPerElement, (1024 * 2) / quantized.byteLength]);
+    // codes, scales, and the f32 that the scales are relative to
+    expect(quantized.byteLength).toBe(512 + 64 + 4);
+    expect([bitsPerElement, memoryRatio]).toEqual([(8 * 580) / 1024, (1024 * 2) / 580]);
+    expect([quantized.bitsPerElement, kv.memoryRatio(quantized)]).toEqual([bitsPerElement, memoryRatio]);
     const before = kv.quantize(tensor, 'f32').data as Float32Array;
     const after = quantized.dequantize().data as Float32Array;
     const pick = (from: Float32Array, token: number) =>
@@ -328,7 +331,7 @@ describe('quantize', () => {
     const expected = kv.quantize({ dims: [1, 1, 1, 64], data: data.slice(0, 64) }, 'int8/token/64').figures!;
     for (const nonFinite of ['saturate', 'pass'] as const) {
       const figures = kv.quantize(tensor, { spec: 'int8/token/64', nonFinite }).figures!;
-      expect(figures).toMatchObject({ rmse: NaN, sqnr: NaN, signalRms: NaN, ksDistance: NaN, elements: 256, bitsPerElement: 8.5 });
+      expect(figures).toMatchObject({ rmse: NaN, maxError: NaN, sqnr: NaN, signalRms: NaN, ksDistance: NaN, elements: 256, bitsPerElement: 8.5 });
       expect([...figures.errorPerToken].map(Number.isNaN)).toEqual([false, true, true, false]);
       expect(figures.errorPerToken[0]).toBe(expected.errorPerToken[0]);
     }
@@ -418,6 +421,9 @@ describe('fromCodes', () => {
     const blocked = kv.fromCodes({ type: 'uint4', dims: [1, 1, 2, 4], codes, scales: [1, 2, 3, 4], axis: 3, block: 2 });
     expect(Array.from(blocked.dequantize().data)).toEqual([1, 2, 6, 8, 15, 18, 28, 32]);
     expect(hex(blocked.codes)).toBe('21436587');
+    // A scale per token of all heads is no spec's.
+    expect([tensor.spec, tensor.info.format, tensor.scales]).toEqual([undefined, 'uint4/axis 2', Float32Array.of(1, 2)]);
+    expect([blocked.spec, blocked.info.format]).toEqual(['uint4/token/2/given/f32', 'uint4/axis 3/block 2']);
     const cache = kv.createPagedCache([{ key: tensor, value: blocked }]);
     const restored = kv.parse(cache.serialize());
     expect(Array.from(restored.page(0).key.dequantize().data)).toEqual([0, 1, 2, 3, 10, 12, 14, 16]);
