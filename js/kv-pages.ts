@@ -26,6 +26,7 @@ import {
   requireNumber,
   requireObject,
   requireOptions,
+  requireSpec,
   requireString,
   requireValid,
   wrongType,
@@ -124,14 +125,15 @@ export interface QuantizeOptions {
   readonly dims?: readonly number[];
   /** Float codes beyond the largest value: `saturate` (the default) or `nan`. */
   readonly overflow?: 'saturate' | 'nan';
-  /** nvfp4: the global scale; a number is taken as given. */
-  readonly global?: string | number;
+  /** nvfp4: the global scale, `amax/2688` (the default), `amax/448` or `amax/6` of the largest magnitude; a number is taken as given. */
+  readonly global?: 'amax/2688' | 'amax/448' | 'amax/6' | number;
   /** MX: `floor` (the default, may clip) or `ceil`. */
   readonly rule?: 'floor' | 'ceil';
   /** NaN and infinities in the valid tokens: `error` (the default), `saturate` or `pass`. */
   readonly nonFinite?: 'error' | 'saturate' | 'pass';
-  /** Length of the runs of `+hadamard`. */
-  readonly hadamardRun?: string;
+  /** Length of the runs of `+hadamard`: `largest` (the default) power of two that divides head_dim; `llama-key`, `llama-value`: what
+   * llama.cpp rotates its keys and values by, and no rotation where 64 does not divide head_dim. */
+  readonly hadamardRun?: 'largest' | 'llama-key' | 'llama-value';
 }
 const coreOptions = ['overflow', 'global', 'rule', 'nonFinite', 'hadamardRun'] as const;
 const quantizeOptions: readonly string[] = [
@@ -243,8 +245,7 @@ export class KvPages extends ModelCacheMethods {
    *   `ERR_LIMIT`, `ERR_MEMORY`
    */
   quantize(tensor: TensorLike | ArrayBufferView, spec: string | QuantizeOptions): QuantizedTensor {
-    const options: Partial<QuantizeOptions> = typeof spec === 'string' ? { spec } : spec;
-    requireOptions(options, 'spec', quantizeOptions);
+    const options = requireSpec<QuantizeOptions>(spec, 'spec', quantizeOptions);
     const raw = readTensor(tensor, 'tensor', { type: options.type, dims: options.dims });
     const { core, instance } = this.#session;
     const handle = core.handle(
@@ -337,7 +338,8 @@ export class KvPages extends ModelCacheMethods {
    */
   splitIntoPages(key: TensorLike, value: TensorLike, options: { readonly pageTokens?: number } = {}): PagedCache {
     requireOptions(options, 'options', ['pageTokens']);
-    return splitIntoPages(this.#session, key, value, options.pageTokens ?? 16);
+    const { pageTokens = 16 } = options;
+    return splitIntoPages(this.#session, key, value, pageTokens);
   }
 
   /**

@@ -21,6 +21,8 @@ import {
   requireNumber,
   requireObject,
   requireOptions,
+  requirePositive,
+  requireSpec,
   requireString,
   wrongType,
 } from './tensor.js';
@@ -31,11 +33,11 @@ export interface SideSpec {
   /** A spec string or a preset's name. */
   readonly spec: string;
   readonly overflow?: 'saturate' | 'nan';
-  readonly global?: string | number;
+  readonly global?: 'amax/2688' | 'amax/448' | 'amax/6' | number;
   readonly rule?: 'floor' | 'ceil';
   /** NaN and infinities in appended tokens: `error` (the default), `saturate` or `pass`. */
   readonly nonFinite?: 'error' | 'saturate' | 'pass';
-  readonly hadamardRun?: string;
+  readonly hadamardRun?: 'largest' | 'llama-key' | 'llama-value';
 }
 const sideOptions = ['overflow', 'global', 'rule', 'nonFinite', 'hadamardRun'] as const;
 
@@ -774,7 +776,7 @@ function whenAborted(signal: AbortSignal | undefined, message: string): { readon
 /** Calls `use` with a configuration, which is given up afterwards. */
 function withConfig<T>(session: Session, options: ModelCacheOptions, use: (config: number) => T): T {
   requireOptions(options, 'options', cacheOptions);
-  const { preset = 'kv4', pageTokens = 0, keepFirst = 4, keepRecent = 0, residual = 0, hot = 'bf16' } = options;
+  const { preset = 'kv4', window = 0, pageTokens, keepFirst = 4, keepRecent = 0, residual = 0, hot = 'bf16' } = options;
   requireString(preset, 'preset');
   const dims = listOf<HeadDim>(options.headDim).map((dim: HeadDim, i) => {
     if (typeof dim === 'number') return { key: dim, value: dim };
@@ -784,20 +786,21 @@ function withConfig<T>(session: Session, options: ModelCacheOptions, use: (confi
     requireOptions(dim as unknown, at, ['key', 'value']);
     return { key: requireNumber(sides.key, `${at}.key`), value: requireNumber(sides.value, `${at}.value`) };
   });
-  const key = sideWords(options.key ?? preset, 'key');
-  const value = sideWords(options.value ?? preset, 'value');
+  const { key: keySpec = preset, value: valueSpec = preset } = options;
+  const key = sideWords(keySpec, 'key');
+  const value = sideWords(valueSpec, 'value');
   const config = session.core.handle(
     'kvp_config_create',
     requireNumber(options.layers, 'layers'),
     int64Array(listOf(options.kvHeads), 'kvHeads'),
     int64Array(dims.map((dim) => dim.key), 'headDim'),
     int64Array(dims.map((dim) => dim.value), 'headDim'),
-    int64Array(listOf(options.window ?? 0), 'window'),
+    int64Array(listOf(window), 'window'),
     key.specs,
     value.specs,
     key.options,
     value.options,
-    requireNumber(pageTokens, 'pageTokens'),
+    pageTokens === undefined ? 0 : requirePositive(pageTokens, 'pageTokens'),
     requireNumber(keepFirst, 'keepFirst'),
     requireNumber(keepRecent, 'keepRecent'),
     requireNumber(residual, 'residual'),
@@ -816,15 +819,11 @@ function listOf<T>(value: T | readonly T[]): readonly T[] {
 
 /** Specs and options of one side, a line for each. */
 function sideWords(side: string | SideSpec | ReadonlyArray<string | SideSpec>, argument: string): { specs: string; options: string } {
-  const sides = listOf(side).map((one) => (typeof one === 'string' ? { spec: one } : one));
-  const specs = sides.map((one, i) => {
-    const at = Array.isArray(side) ? `${argument}[${i}]` : argument;
-    requireOptions(one, at, ['spec', ...sideOptions]);
-    return requireString(one.spec, `${at}.spec`).replaceAll('\n', ' '); // a line feed stands between layers
-  });
-  const options = sides.map((one: Partial<SideSpec>, i) =>
-    optionWords(one, sideOptions, Array.isArray(side) ? `${argument}[${i}].` : `${argument}.`),
-  );
+  const at = (i: number) => (Array.isArray(side) ? `${argument}[${i}]` : argument);
+  const sides = listOf(side).map((one, i) => requireSpec<SideSpec>(one, at(i), ['spec', ...sideOptions]));
+  // A line feed stands between layers.
+  const specs = sides.map((one, i) => requireString(one.spec, `${at(i)}.spec`).replaceAll('\n', ' '));
+  const options = sides.map((one, i) => optionWords(one, sideOptions, `${at(i)}.`));
   return { specs: specs.join('\n'), options: options.join('\n') };
 }
 

@@ -6,7 +6,7 @@ import { KvPagesError } from './errors.js';
 import { Owned } from './owned.js';
 import type { Session } from './owned.js';
 import { QuantizedTensor, readContiguous } from './quantized-tensor.js';
-import { bytesOf, denseArray, int64Array, requireNumber, requireObject, requireString, wrongType } from './tensor.js';
+import { bytesOf, denseArray, int64Array, requireGiven, requireNumber, requireObject, requireString, wrongType } from './tensor.js';
 import type { DenseTensor, TensorLike } from './tensor.js';
 
 /** A tensor of any rank that these functions read: values as they are, f64 too. */
@@ -21,7 +21,7 @@ export interface FloatTensor {
 }
 
 export interface KvCacheOptions {
-  /** `int8` (the default): scale max|x| / 127; `fp8`: e4m3, scale max(max|x| / 448, 1). */
+  /** `int8` (the default): scale max|x| / 127, or 1 where that is 0; `fp8`: e4m3, scale max(max|x| / 448, 1). */
   readonly mode?: 'int8' | 'fp8';
   /** `gen1`: fp8 has scale 1 and NaN codes beyond 464. int8 is the same in both. */
   readonly compat?: 'gen1' | 'gen2';
@@ -118,7 +118,7 @@ export class SortedProfile extends Owned {
 
   /**
    * The tensor again: the head exactly, every other value replaced by the fitted quantile of its rank; all exactly where
-   * `fallback` is set.
+   * `fallback` is set. Quantiles of `gamma` may differ in the last bits of a float64 between the addon and WebAssembly.
    * @throws KvPagesError `ERR_NON_FINITE` where a quantile is not finite, `ERR_DISPOSED`
    */
   reconstruct(): FloatTensor {
@@ -297,14 +297,15 @@ export class ClusterBank extends Owned {
 
   #take(keys: unknown, values: unknown, options: BankOptions, update: number): BankReceipt {
     checkOptions(options, ['birthThreshold', 'mergeThreshold', 'outlierTopK']);
+    const { birthThreshold = -2, mergeThreshold, outlierTopK = 4 } = options;
     const { perCluster, ...receipt } = this.session.core.json<BankReceipt>(
       'kvp_bank_ingest',
       this.handle,
       ...readValues(keys, 'keys'),
       ...readValues(values, 'values'),
-      requireNumber(options.birthThreshold ?? -2, 'birthThreshold'),
-      options.mergeThreshold === undefined ? Number.NaN : requireNumber(options.mergeThreshold, 'mergeThreshold'),
-      requireNumber(options.outlierTopK ?? 4, 'outlierTopK'),
+      requireNumber(birthThreshold, 'birthThreshold'),
+      mergeThreshold === undefined ? Number.NaN : requireGiven(mergeThreshold, 'mergeThreshold'),
+      requireNumber(outlierTopK, 'outlierTopK'),
       update,
     );
     return {
@@ -385,15 +386,16 @@ export abstract class ProfileMethods {
    */
   fitSortedProfile(tensor: ValueTensor, options: ProfileOptions = {}): SortedProfile {
     checkOptions(options, ['topK', 'family', 'threshold', 'compat']);
+    const { topK = 0, family = 'gaussian', threshold = 0.05, compat = '' } = options;
     const { core, instance } = this.session;
     const handle = core.handle(
       'kvp_profile_fit',
       instance,
       ...readValues(tensor, 'tensor'),
-      requireNumber(options.topK ?? 0, 'topK'),
-      requireString(options.family ?? 'gaussian', 'family'),
-      requireNumber(options.threshold ?? 0.05, 'threshold'),
-      requireString(options.compat ?? '', 'compat'),
+      requireNumber(topK, 'topK'),
+      requireString(family, 'family'),
+      requireNumber(threshold, 'threshold'),
+      requireString(compat, 'compat'),
     );
     return new SortedProfile(this.session, handle);
   }
@@ -418,11 +420,11 @@ export abstract class ProfileMethods {
    */
   detectAnomaly(tensor: ValueTensor, reference: SortedProfile, options: { readonly ratio?: number; readonly margin?: number } = {}): AnomalyReport {
     checkOptions(options, ['ratio', 'margin']);
+    const { ratio = 2, margin = 0.02 } = options;
     const handle = Owned.handleOf(reference, SortedProfile, this.session, 'reference');
-    const ratio = requireNumber(options.ratio ?? 2, 'ratio');
-    const margin = requireNumber(options.margin ?? 0.02, 'margin');
     const figures = new Float64Array(3);
-    this.session.core.call('kvp_profile_anomaly', handle, ...readValues(tensor, 'tensor'), ratio, margin, figures);
+    const values = readValues(tensor, 'tensor');
+    this.session.core.call('kvp_profile_anomaly', handle, ...values, requireNumber(ratio, 'ratio'), requireNumber(margin, 'margin'), figures);
     return { d: figures[0]!, referenceD: reference.d, limit: figures[1]!, isAnomaly: figures[2] !== 0 };
   }
 
@@ -436,6 +438,7 @@ export abstract class ProfileMethods {
    */
   quantizeClusterOutliers(clusters: Iterable<ClusterTokens>, keys: ValueTensor, values: ValueTensor, options: ClusterOptions = {}): QuantizedCluster[] {
     checkOptions(options, ['mode', 'compat', 'family', 'tailTopK']);
+    const { family = 'gaussian', tailTopK = 0 } = options;
     const { core, instance } = this.session;
     const [mode, compat] = readMode(options);
     const rawKeys = readValues(keys, 'keys');
@@ -453,8 +456,8 @@ export abstract class ProfileMethods {
       rowValues,
       mode,
       compat,
-      requireString(options.family ?? 'gaussian', 'family'),
-      requireNumber(options.tailTopK ?? 0, 'tailTopK'),
+      requireString(family, 'family'),
+      requireNumber(tailTopK, 'tailTopK'),
     );
     const made: QuantizedCluster[] = [];
     try {
@@ -611,7 +614,8 @@ function checkOptions(options: unknown, names: readonly string[], argument = 'op
 }
 
 function readMode(options: KvCacheOptions): [mode: 'int8' | 'fp8', compat: string] {
-  return [requireString(options.mode ?? 'int8', 'mode') as 'int8' | 'fp8', requireString(options.compat ?? '', 'compat')];
+  const { mode = 'int8', compat = '' } = options;
+  return [requireString(mode, 'mode') as 'int8' | 'fp8', requireString(compat, 'compat')];
 }
 
 function quantizedKv(mode: 'int8' | 'fp8', scale: number, codes: Uint8Array<ArrayBuffer>, dims: readonly number[]): QuantizedKv {

@@ -128,6 +128,18 @@ export function requireString(value: unknown, argument: string): string {
   return value;
 }
 
+/** A spec string, or an object with one and options. */
+export function requireSpec<Options extends { readonly spec: string }>(
+  value: string | Options,
+  argument: string,
+  options: readonly string[],
+): Partial<Options> {
+  const object: unknown = typeof value === 'string' ? { spec: value } : value;
+  if (typeof object !== 'object' || object === null) throw wrongType(argument, 'must be a spec string or an object with one', value);
+  requireOptions(object, argument, options);
+  return object as Partial<Options>;
+}
+
 export function requireNumber(value: unknown, argument: string): number {
   if (typeof value !== 'number') throw wrongType(argument, 'must be a number', value);
   return value;
@@ -179,11 +191,22 @@ function wholeNumbers(values: unknown, argument: string): number[] {
   });
 }
 
+function notPositive(value: number, argument: string): KvPagesError {
+  return new KvPagesError('ERR_ARGUMENT', `${argument}: must be > 0, got ${value}`, { argument, actual: String(value) });
+}
+
+/** A number where the core takes 0 for none given. */
+export function requirePositive(value: unknown, argument: string): number {
+  const number = requireNumber(value, argument);
+  if (number <= 0) throw notPositive(number, argument);
+  return number;
+}
+
 /** Tokens to read; left out it is all of them, for which -1 is the core's word and no caller's. */
 export function requireValid(valid: unknown): number {
   if (valid === undefined) return -1;
   const tokens = requireNumber(valid, 'valid');
-  if (tokens < 0) throw new KvPagesError('ERR_ARGUMENT', `valid: must be > 0, got ${tokens}`, { argument: 'valid', actual: String(tokens) });
+  if (tokens < 0) throw notPositive(tokens, 'valid');
   return tokens;
 }
 
@@ -228,7 +251,7 @@ export function readTensor(
   fallback: { type?: string | undefined; dims?: readonly number[] | undefined } = {},
 ): RawTensor {
   if (ArrayBuffer.isView(tensor))
-    return readTensor({ data: tensor, ...fallback, dims: fallback.dims ?? [elementsOf(tensor)] }, argument);
+    return readTensor({ data: tensor, dims: fallback.dims ?? [elementsOf(tensor)] }, argument, { type: fallback.type });
   requireObject(tensor, argument);
   const source = tensor as Partial<TensorLike> & { location?: unknown };
   if (typeof source.location === 'string' && !['cpu', 'cpu-pinned', 'none'].includes(source.location)) {
@@ -242,9 +265,14 @@ export function readTensor(
       },
     );
   }
-  const word = source.type ?? source.dtype ?? fallback.type;
-  if (word !== undefined) requireString(word, `${argument}.type`);
-  const dims = source.dims ?? source.shape ?? fallback.dims;
+  const own = { type: source.type ?? source.dtype, dims: source.dims ?? source.shape };
+  for (const name of ['type', 'dims'] as const) {
+    if (fallback[name] !== undefined && own[name] !== undefined)
+      throw new TypeError(`${name}: stands in for a ${argument} that has none, and this one has its own`);
+  }
+  const word = own.type ?? fallback.type;
+  if (word !== undefined) requireString(word, own.type === undefined ? 'type' : `${argument}.type`);
+  const dims = own.dims ?? fallback.dims;
   const sizes = wholeNumbers(dims, `${argument}.dims`);
   const strides = source.strides === undefined ? [] : wholeNumbers(source.strides, `${argument}.strides`);
   const { bytes, type } = readData(source.data, word, argument, source.byteOffset ?? 0);

@@ -187,6 +187,7 @@ int32_t kvp_quantize(uint32_t instance, const uint8_t* data, size_t data_len, co
     if (parsed.center && value_side) return MakeError(Code::kSpec, "spec", "+center is for keys only", std::string(spec_text));
     EncodeOptions encode;
     KVP_ASSIGN(encode.spec, ParseSpecOptions(View(options, options_len), "options"));
+    KVP_TRY(CheckOptions(parsed, encode.spec, "options"));
     encode.scales = scales;
     encode.scale_count = static_cast<int64_t>(scales_len);
     encode.zeros = zeros;

@@ -245,6 +245,9 @@ int32_t kvp_config_create(double layers, const int64_t* heads, size_t heads_len,
         side.spec = spec.value();
         auto options = ParseSpecOptions((value_side ? all_value_options : all_key_options)[i], name);
         if (!options.ok()) return OfLayer(std::move(options.error()), static_cast<int64_t>(i), name);
+        if (Status fit = CheckOptions(side.spec, options.value(), name); !fit.ok()) {
+          return OfLayer(std::move(fit.error()), static_cast<int64_t>(i), name);
+        }
         side.options = options.value();
       }
       made.layers.push_back(layer);

@@ -340,6 +340,12 @@ Result<PayloadRef> Encode(const InstanceRef& instance, const TensorView& view, i
     return MakeError(Code::kArgument, "valid", "must be 1 to the " + Text(view.shape.tokens) + " tokens", Text(valid));
   }
   KVP_ASSIGN(const Spec spec, ResolveSpec(unresolved, view.shape.width, "spec"));
+  const Family family = Info(spec.type).family;
+  const bool given = spec.calibration == Calibration::kGiven && family != Family::kDense && family != Family::kScheme;
+  if (!given && (options.scale_count != 0 || options.zero_count != 0)) {
+    return MakeError(Code::kArgument, options.scale_count != 0 ? "scale" : "zeroPoint",
+                     "only goes with calibration 'given'; " + CanonicalSpec(spec) + (IsDense(spec.type) ? " has none" : " finds its own"));
+  }
   if (options.spec.non_finite == NonFinite::kError) KVP_TRY(CheckFinite(backend, view, valid, argument));
 
   if (IsDense(spec.type)) {
@@ -363,7 +369,7 @@ Result<PayloadRef> Encode(const InstanceRef& instance, const TensorView& view, i
   }
 
   KVP_ASSIGN(auto payload, AllocateEncoded(instance, spec, view.shape));
-  if (spec.calibration == Calibration::kGiven && Info(spec.type).family != Family::kScheme) {
+  if (given) {
     const int64_t count = payload->grid.count;
     if (options.scale_count != count) {
       return MakeError(Code::kArgument, "scale", "calibration 'given' needs " + Text(count) + " scales for " + CanonicalSpec(spec),
@@ -393,9 +399,6 @@ Result<PayloadRef> Encode(const InstanceRef& instance, const TensorView& view, i
       payload->zeros.data()[i] = static_cast<uint8_t>(options.zeros[i]);
     }
     if (options.zero_count > 0) payload->zero_byte = ZeroByte(info, options.zeros[0]);
-  } else if (options.scale_count != 0 || options.zero_count != 0) {
-    return MakeError(Code::kArgument, options.scale_count != 0 ? "scale" : "zeroPoint",
-                     "only goes with calibration 'given'; " + CanonicalSpec(spec) + " finds its own");
   }
   if (spec.center) {
     payload->center = options.center;

@@ -72,6 +72,12 @@ Error WordError(const char* argument, size_t position, std::string_view word, co
   return MakeError(Code::kSpec, argument, "at position " + at + " must stand one of " + list, Quoted(word)).Expected(list);
 }
 
+std::vector<std::string_view> TypeWords() {
+  std::vector<std::string_view> words;
+  for (int i = 0; i < TypeCount(); ++i) words.push_back(TypeAt(i).name);
+  return words;
+}
+
 // Parts in their order; each may be left out.
 enum Stage { kAxis, kBlock, kCalibration, kScaleType, kEnd };
 
@@ -82,11 +88,7 @@ class Parser {
   Result<Spec> Parse() {
     const std::string_view type = Next();
     const TypeInfo* info = FindType(type);
-    if (info == nullptr) {
-      std::vector<std::string_view> words;
-      for (int i = 0; i < TypeCount(); ++i) words.push_back(TypeAt(i).name);
-      return WordError(argument_, 0, type, words);
-    }
+    if (info == nullptr) return WordError(argument_, 0, type, TypeWords());
     info_ = info;
     spec_.type = info->type;
     if (HasParts(*info)) spec_.calibration = CalibrationsOf(*info)[0];
@@ -96,7 +98,11 @@ class Parser {
       ++at_;
       const size_t position = at_;
       const std::string_view word = Next();
-      if (!(modifier ? Modifier(word) : Part(word))) return WordError(argument_, position, word, Allowed(modifier));
+      if (modifier ? Modifier(word) : Part(word)) continue;
+      const auto allowed = Allowed(modifier);
+      // Where nothing may stand, a separator with nothing behind it is what is wrong.
+      if (allowed.empty() && word.empty()) return WordError(argument_, position - 1, text_.substr(position - 1, 1), allowed);
+      return WordError(argument_, position, word, allowed);
     }
     if (spec_.axis == Axis::kChannel && spec_.block == 0) spec_.block = kDefaultChannelBlock;
     return spec_;
@@ -255,8 +261,15 @@ const Preset* FindPreset(std::string_view name) {
 }
 
 Result<Spec> ParseSpecOrPreset(std::string_view text, bool value_side, const char* argument) {
-  const Preset* preset = FindPreset(text);
-  return ParseSpec(preset == nullptr ? text : value_side ? preset->value : preset->key, argument);
+  if (const Preset* preset = FindPreset(text)) return ParseSpec(value_side ? preset->value : preset->key, argument);
+  const std::string_view type = text.substr(0, text.find_first_of("/+"));
+  if (FindType(type) != nullptr) return ParseSpec(text, argument);
+  if (FindPreset(type) != nullptr) return WordError(argument, type.size(), text.substr(type.size()), {});  // a preset takes no parts
+  std::vector<std::string_view> words = TypeWords();
+  for (const Preset& preset : Presets()) {
+    if (FindType(preset.name) == nullptr) words.push_back(preset.name);
+  }
+  return WordError(argument, 0, type, words);
 }
 
 namespace {
@@ -322,6 +335,26 @@ Result<SpecOptions> ParseSpecOptions(std::string_view text, const char* argument
     }
   }
   return options;
+}
+
+Status CheckOptions(const Spec& spec, const SpecOptions& options, const char* argument) {
+  const SpecOptions usual;
+  const struct {
+    bool set, fits;
+    std::string_view name;
+    const char* where;
+  } all[] = {
+      {options.overflow != usual.overflow, spec.type == Type::e4m3 || spec.type == Type::e5m2, kNames[0], "e4m3 and e5m2"},
+      {options.global != usual.global, spec.type == Type::nvfp4 || spec.type == Type::nvfp4_4over6, kNames[1], "nvfp4 and nvfp4-4over6"},
+      {options.rule != usual.rule, spec.type == Type::mxfp4 || spec.type == Type::mxfp8, kNames[2], "mxfp4 and mxfp8"},
+      {options.hadamard_run != usual.hadamard_run, spec.hadamard, kNames[4], "+hadamard"},
+  };
+  for (const auto& option : all) {
+    if (option.set && !option.fits) {
+      return MakeError(Code::kArgument, argument, std::string(option.name) + " goes with " + option.where + " only", CanonicalSpec(spec));
+    }
+  }
+  return Ok();
 }
 
 std::vector<std::string> AllSpecs() {

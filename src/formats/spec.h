@@ -64,6 +64,8 @@ Result<Spec> ParseSpecOrPreset(std::string_view text, bool value_side, const cha
 
 // "name=value" words separated by commas: overflow, global, rule, nonFinite, hadamardRun. ERR_ARGUMENT names the word.
 Result<SpecOptions> ParseSpecOptions(std::string_view text, const char* argument);
+// ERR_ARGUMENT for an option, not at its default, that encoding to the spec has no use for.
+Status CheckOptions(const Spec& spec, const SpecOptions& options, const char* argument);
 // The words that ParseSpecOptions reads back; defaults are left out.
 std::string SpecOptionsText(const SpecOptions& options);
 

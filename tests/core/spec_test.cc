@@ -54,6 +54,8 @@ TEST(Spec, ErrorsSayWhereAndWhatIsAllowed) {
   EXPECT_EQ(Canonical("int4/token/16/absmax/f32/f32"), "ERR_SPEC spec: nothing may stand at position 25, got 'f32'");
   EXPECT_EQ(Canonical("nvfp4/token"), "ERR_SPEC spec: nothing may stand at position 6, got 'token'");
   EXPECT_EQ(Canonical("f32+center"), "ERR_SPEC spec: nothing may stand at position 4, got 'center'");
+  EXPECT_EQ(Canonical("q4_0/"), "ERR_SPEC spec: nothing may stand at position 4, got '/'");
+  EXPECT_EQ(Canonical("int8+hadamard+"), "ERR_SPEC spec: nothing may stand at position 13, got '+'");
   EXPECT_EQ(Canonical("int8+hadamard+center"), "ERR_SPEC spec: nothing may stand at position 14, got 'center'");
   EXPECT_EQ(Canonical("int8+centre"), "ERR_SPEC spec: at position 5 must stand one of center, hadamard, got 'centre'");
   EXPECT_EQ(Canonical("int8+center/f32"), "ERR_SPEC spec: nothing may stand at position 12, got 'f32'");
@@ -114,8 +116,34 @@ TEST(Spec, PresetsAreSpecsInCanonicalForm) {
   EXPECT_EQ(CanonicalSpec(ParseSpecOrPreset("kv4", false, "spec").value()), "lm4/token/64/mse/e4m3+center+hadamard");
   EXPECT_EQ(CanonicalSpec(ParseSpecOrPreset("kv4", true, "spec").value()), "lm4/token/64/mse/e4m3+hadamard");
   EXPECT_EQ(CanonicalSpec(ParseSpecOrPreset("int4/head", true, "spec").value()), "int4/head/absmax/f32");
-  EXPECT_FALSE(ParseSpecOrPreset("kv5", true, "spec").ok());
+  const auto unknown = ParseSpecOrPreset("kv5/token", true, "spec");
+  ASSERT_FALSE(unknown.ok());
+  EXPECT_TRUE(unknown.error().expected.starts_with("f32, f16, bf16, int8, ")) << unknown.error().expected;
+  EXPECT_TRUE(unknown.error().expected.ends_with(", iq4_nl, kv4, kv3, kv8, int4-kivi, int3-kivi, kivi4, kivi2, fp8, nvfp4-headdim-f32scale"));
+  EXPECT_TRUE(unknown.error().message.ends_with(", got 'kv5'")) << unknown.error().message;
+  EXPECT_EQ(ParseSpecOrPreset("kv4+hadamard", true, "spec").error().message, "spec: nothing may stand at position 3, got '+hadamard'");
   EXPECT_EQ(FindPreset("kv5"), nullptr);
+}
+
+TEST(Spec, OptionsThatDoNothingAreRefused) {
+  const auto refusal = [](const char* spec, const char* options) {
+    const Status status = CheckOptions(ParseSpec(spec, "spec").value(), ParseSpecOptions(options, "options").value(), "options");
+    return status.ok() ? std::string() : status.error().message;
+  };
+  const struct {
+    const char *option, *fits, *other, *message;
+  } cases[] = {
+      {"overflow=nan", "e5m2", "mxfp8", "options: overflow goes with e4m3 and e5m2 only, got mxfp8"},
+      {"global=amax/6", "nvfp4-4over6", "mxfp4", "options: global goes with nvfp4 and nvfp4-4over6 only, got mxfp4"},
+      {"global=2", "nvfp4+hadamard", "int4", "options: global goes with nvfp4 and nvfp4-4over6 only, got int4/tensor/absmax/f32"},
+      {"rule=ceil", "mxfp8", "nvfp4", "options: rule goes with mxfp4 and mxfp8 only, got nvfp4"},
+      {"hadamardRun=llama-key", "q4_0+hadamard", "q4_0", "options: hadamardRun goes with +hadamard only, got q4_0"},
+  };
+  for (const auto& c : cases) {
+    EXPECT_EQ(refusal(c.fits, c.option), "") << c.option;
+    EXPECT_EQ(refusal(c.other, c.option), c.message);
+  }
+  EXPECT_EQ(refusal("int4", "nonFinite=pass,overflow=saturate,global=amax/2688,rule=floor,hadamardRun=largest"), "");
 }
 
 TEST(Spec, OptionsAreParsed) {

@@ -174,6 +174,8 @@ describe('sorted profiles', () => {
     expect(fit(Float32Array.of(1, 2, -3), { family: 'gamma' })).toBe('tensor: the gamma family needs tail values > 0, got -3 at index 2');
     expect(fit(Float32Array.of(1, 2, Number.POSITIVE_INFINITY), {})).toBe('tensor: values must be finite, got Infinity at index 2');
     expect(() => kv.fitSortedProfile(noise(3), { topK: true } as never)).toThrow(new TypeError('topK: must be a number, got true'));
+    expect(() => kv.fitSortedProfile(noise(3), { threshold: null } as never)).toThrow(new TypeError('threshold: must be a number, got null'));
+    expect(() => kv.quantizeKvCache(noise(3), { mode: null } as never)).toThrow(new TypeError('mode: must be a string, got null'));
     expect(() => kv.reconstruct({} as SortedProfile)).toThrow(new TypeError('profile: must be a SortedProfile, got an Object'));
     using profile = kv.fitSortedProfile(noise(2048), { threshold: 1 });
     const serialized = profile.serialize();

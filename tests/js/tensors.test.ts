@@ -2,7 +2,7 @@
 // Tensors in every form that callers have them in, quantize and dequantize of one tensor.
 import { Tensor } from 'onnxruntime-common';
 import { beforeAll, describe, expect, it } from 'vitest';
-import type { KvPages, TensorLike } from '../../js/index.js';
+import type { KvPages, QuantizeOptions, SideSpec, TensorLike } from '../../js/index.js';
 import { errorOf, hex, loadHere, noise } from './support.js';
 
 let kv: KvPages;
@@ -221,7 +221,30 @@ describe('quantize', () => {
     expect(call({ spec: 'e4m3', overflow: 'nan,nonFinite=pass' })).toThrow(
       new TypeError('overflow: must be a word or a number, got "nan,nonFinite=pass"'),
     );
-    expect(() => kv.quantize(x, undefined as never)).toThrow(new TypeError('spec: must be an object, got undefined'));
+    for (const nothing of [undefined, null, 5]) {
+      expect(() => kv.quantize(x, nothing as never)).toThrow(new TypeError(`spec: must be a spec string or an object with one, got ${nothing}`));
+    }
+    // What stands in for a tensor's own type and dims must not be passed over.
+    expect(call({ spec: 'int8', type: 5 })).toThrow(new TypeError('type: must be a string, got 5'));
+    const tensor = { type: 'f32', dims: [1, x.length], data: x };
+    for (const name of ['type', 'dims'] as const) {
+      expect(() => kv.quantize(tensor, { spec: 'int8', [name]: tensor[name] })).toThrow(
+        new TypeError(`${name}: stands in for a tensor that has none, and this one has its own`),
+      );
+    }
+  });
+
+  it('refuses options that the spec has no use for', () => {
+    const call = (options: QuantizeOptions) => errorOf(() => kv.quantize(x, options));
+    expect(call({ spec: 'int8', overflow: 'nan' }).message).toBe('options: overflow goes with e4m3 and e5m2 only, got int8/tensor/absmax/f32');
+    expect(call({ spec: 'f16', scale: 1 }).message).toBe("scale: only goes with calibration 'given'; f16 has none");
+    expect(() => kv.createCache({ layers: 1, kvHeads: 1, headDim: 64, key: null as never })).toThrow(
+      new TypeError('key: must be a spec string or an object with one, got null'),
+    );
+    expect(errorOf(() => kv.createCache({ layers: 1, kvHeads: 1, headDim: 64, pageTokens: 0 })).message).toBe('pageTokens: must be > 0, got 0');
+    const side = (key: SideSpec) => errorOf(() => kv.createCache({ layers: 1, kvHeads: 1, headDim: 64, key }));
+    expect(side({ spec: 'kivi4', rule: 'ceil' })).toMatchObject({ code: 'ERR_ARGUMENT', layer: 0, side: 'key' });
+    expect(side({ spec: 'int8', hadamardRun: 'llama-key' }).message).toMatch(/hadamardRun goes with \+hadamard only, got int8\/tensor\/absmax\/f32$/);
   });
 
   it('refuses specs that are none, and says what is allowed', () => {
