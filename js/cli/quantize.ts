@@ -41,7 +41,7 @@ export const quantize: Command = {
     try {
       for (const [i, layer] of layers.entries()) {
         const where = layers.length > 1 ? `layer ${layer.layer} (${i + 1} of ${layers.length})` : `layer ${layer.layer}`;
-        const result = await quantizeLayer(kv, layer, specs, pageTokens, selection, (done, total) =>
+        const result = await quantizeLayer(kv, layer, `${name}, layer ${layer.layer}`, specs, pageTokens, selection, (done, total) =>
           progress.show(`${where}: page ${done} of ${total}`, done === total && i === layers.length - 1),
         );
         const file = output.replaceAll('{layer}', String(layer.layer));
@@ -88,6 +88,7 @@ function parsePages(args: Arguments): Selection {
 async function quantizeLayer(
   kv: KvPages,
   layer: Layer,
+  place: string,
   specs: { key: string; value: string },
   pageTokens: number,
   selection: Selection,
@@ -107,8 +108,8 @@ async function quantizeLayer(
     const chosen =
       selection === 'all' || (selection === 'full' ? page.length === pageTokens : selection.some(([first, last]) => first <= i && i <= last));
     if (chosen) {
-      const k = placed(`layer ${layer.layer}, K of page ${i}`, () => encode(kv, page.key, specs.key, 'key'));
-      const v = placed(`layer ${layer.layer}, V of page ${i}`, () => encode(kv, page.value, specs.value, 'value'));
+      const k = placed(`${place}, K of page ${i}`, () => encode(kv, page.key, specs.key, 'key'));
+      const v = placed(`${place}, V of page ${i}`, () => encode(kv, page.value, specs.value, 'value'));
       key.add(k.figures, k.encoded.byteLength);
       value.add(v.figures, v.encoded.byteLength);
       pages.push({ ...page, key: k.encoded, value: v.encoded });
