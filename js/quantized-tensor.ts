@@ -132,7 +132,7 @@ export class QuantizedTensor extends Owned {
   /** @internal */
   figuresAgainst(source: TensorLike | QuantizedTensor, valid: number | undefined): QuantizeFigures {
     const { core, instance } = this.session;
-    const before = readContiguous(source instanceof QuantizedTensor ? source.dequantize() : source, 'source');
+    const before = readContiguous(source, 'source');
     const measured = this.measure({ type: before.type, dims: before.dims, data: before.bytes }, valid === undefined ? {} : { valid });
     const [batch, heads, tokens, width] = this.dims;
     const end = valid ?? tokens;
@@ -257,8 +257,7 @@ export class QuantizedTensor extends Owned {
    */
   measure(source: TensorLike | QuantizedTensor, options: { readonly valid?: number } = {}): Figures {
     requireOptions(options, 'options', ['valid']);
-    const dense = source instanceof QuantizedTensor ? source.dequantize() : source;
-    const { bytes, type, dims } = readContiguous(dense, 'source');
+    const { bytes, type, dims } = readContiguous(source, 'source');
     const valid = requireValid(options.valid);
     const figures = new Float64Array(6);
     this.session.core.call('kvp_measure', this.handle, bytes, type, int64Array(dims, 'source.dims'), valid, figures);

@@ -253,7 +253,9 @@ export function readTensor(
   if (ArrayBuffer.isView(tensor))
     return readTensor({ data: tensor, dims: fallback.dims ?? [elementsOf(tensor)] }, argument, { type: fallback.type });
   requireObject(tensor, argument);
-  const source = tensor as Partial<TensorLike> & { location?: unknown };
+  const source = tensor as Partial<TensorLike> & { location?: unknown; dequantize?: () => DenseTensor };
+  // A QuantizedTensor has dims and data as well, but its codes are no elements.
+  if (typeof source.dequantize === 'function') return readTensor(source.dequantize(), argument, fallback);
   if (typeof source.location === 'string' && !['cpu', 'cpu-pinned', 'none'].includes(source.location)) {
     throw new KvPagesError(
       'ERR_UNSUPPORTED',

@@ -429,6 +429,24 @@ describe('dequantize', () => {
   });
 });
 
+describe('a quantized tensor', () => {
+  it('goes in wherever a tensor does, as what it decodes to', () => {
+    const tensor = { dims: [1, 2, 4, 32], data: noise(256) };
+    for (const spec of ['int8/token', 'bf16']) {
+      const quantized = kv.quantize(tensor, spec);
+      const dense = quantized.dequantize();
+      const [again, expected] = [kv.quantize(quantized, 'int4/token'), kv.quantize(dense, 'int4/token')];
+      expect(hex(again.codes)).toBe(hex(expected.codes));
+      expect(again.figures).toEqual(expected.figures);
+      expect(kv.quantizeKvCache(quantized)).toEqual(kv.quantizeKvCache(dense));
+      expect(hex(kv.splitIntoPages(quantized, quantized).serialize())).toBe(hex(kv.splitIntoPages(dense, dense).serialize()));
+      using cache = kv.createCache({ layers: 1, kvHeads: 2, headDim: 32 });
+      cache.append(0, quantized, quantized);
+      expect(cache.tokens).toBe(4);
+    }
+  });
+});
+
 describe('fromCodes', () => {
   it('takes per-axis and blocked codes', () => {
     const codes = Uint8Array.of(0x21, 0x43, 0x65, 0x87);
