@@ -117,7 +117,8 @@ export interface QuantizeOptions {
   readonly zeroPoints?: Int32Array | readonly number[];
   /** Which half of a preset. */
   readonly side?: 'key' | 'value';
-  /** Only the first `valid` tokens are read and encoded; the others decode to 0. All by default. */
+  /** Only the first `valid` tokens are read; the others hold what their scales make of zeros, which is 0 for most formats. All by
+   * default. */
   readonly valid?: number;
   /** Type of a bare typed array's elements, where the array does not say it. */
   readonly type?: string;
