@@ -38,7 +38,7 @@ export const compare: Command = {
     { name: 'quiet', help: 'no progress' },
     ...backendOptions,
   ],
-  notes: ['Bits per element count codes, scales and zero points, mean of K and V. Every page is encoded by itself; a centre (+center, kv4, kv8)\nis taken from the page and counted with it, where a whole cache has one for all pages. A scale along tokens ends with its page:\nkv3 is what it is in a cache with --page-tokens 64, kivi4 and kivi2 with 32.'],
+  notes: ['Bits per element count codes, scales, zero points and global scales, mean of K and V. Every page is encoded by itself; a centre\n(+center, kv4, kv8) is taken from the page and counted with it, where a whole cache has one for all pages. A scale along tokens\nends with its page: kv3 is what it is in a cache with --page-tokens 64, kivi4 and kivi2 with 32.'],
   async run(args) {
     const input = args.operand(0);
     const pageTokens = args.count('page-tokens', 1) ?? 16;
