@@ -29,6 +29,17 @@ Error MakeError(Code code, std::string argument, std::string rule, std::string g
   return error;
 }
 
+Error MakeError(Code code, const char* argument, std::string rule, std::string got) {
+  return MakeError(code, std::string(argument), std::move(rule), std::move(got));
+}
+Error MakeError(Code code, const char* argument, const char* rule, std::string got) {
+  return MakeError(code, std::string(argument), std::string(rule), std::move(got));
+}
+Error MakeError(Code code, const char* argument, std::string rule) { return MakeError(code, std::string(argument), std::move(rule)); }
+Error MakeError(Code code, const char* argument, const char* rule) { return MakeError(code, std::string(argument), std::string(rule)); }
+
+Status::Status(Error error) : error_(std::make_unique<Error>(std::move(error))) {}
+
 std::string Text(int64_t value) { return std::to_string(value); }
 
 // As std::to_chars: the shorter of plain and scientific notation, plain where both are as long.

@@ -8,7 +8,6 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <variant>
 
 namespace kvpages {
 
@@ -60,16 +59,23 @@ struct Error {
   Error&& Actual(std::string v) && { actual = std::move(v); return std::move(*this); }
 };
 
-// "argument: rule, got value", the one way argument errors are worded.
+// "argument: rule, got value", the one way argument errors are worded. Those with plain texts spare each caller the
+// making of strings, which is much code in all.
 Error MakeError(Code code, std::string argument, std::string rule, std::string got = {});
+Error MakeError(Code code, const char* argument, std::string rule, std::string got);
+Error MakeError(Code code, const char* argument, const char* rule, std::string got);
+Error MakeError(Code code, const char* argument, std::string rule);
+Error MakeError(Code code, const char* argument, const char* rule);
 
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(Error error) : error_(std::make_unique<Error>(std::move(error))) {}  // NOLINT(google-explicit-constructor)
+  Status(Error error);  // NOLINT(google-explicit-constructor)
   bool ok() const { return error_ == nullptr; }
   const Error& error() const { return *error_; }
   Error& error() { return *error_; }
+  // What is left has no error.
+  Status Failure() && { return std::move(*this); }
 
  private:
   std::unique_ptr<Error> error_;
@@ -80,17 +86,19 @@ inline Status Ok() { return {}; }
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}   // NOLINT(google-explicit-constructor)
-  Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT
-  Result(Status status) : state_(std::in_place_index<1>, std::move(status.error())) {}  // NOLINT
-  bool ok() const { return state_.index() == 0; }
-  T& value() { return *std::get_if<0>(&state_); }
-  const T& value() const { return *std::get_if<0>(&state_); }
-  const Error& error() const { return *std::get_if<1>(&state_); }
-  Error& error() { return *std::get_if<1>(&state_); }
+  Result(T value) : value_(std::move(value)) {}             // NOLINT(google-explicit-constructor)
+  Result(Error error) : status_(std::move(error)) {}        // NOLINT
+  Result(Status status) : status_(std::move(status)) {}     // NOLINT: one that is not ok
+  bool ok() const { return status_.ok(); }
+  T& value() { return *value_; }
+  const T& value() const { return *value_; }
+  const Error& error() const { return status_.error(); }
+  Error& error() { return status_.error(); }
+  Status Failure() && { return std::move(status_); }
 
  private:
-  std::variant<T, Error> state_;
+  Status status_;
+  std::optional<T> value_;
 };
 
 // Decimal text of numbers in messages; floats in the shortest form that reads back.
@@ -105,11 +113,11 @@ std::string Text(double value);
 #define KVP_TRY(expression)                                               \
   do {                                                                    \
     auto kvp_status = (expression);                                       \
-    if (!kvp_status.ok()) return std::move(kvp_status.error());           \
+    if (!kvp_status.ok()) return std::move(kvp_status).Failure();         \
   } while (0)
 // KVP_ASSIGN(auto x, Maybe()); returns the error, else x is the value.
 #define KVP_ASSIGN(target, expression)                                    \
   auto KVP_CONCAT(kvp_result_, __LINE__) = (expression);                  \
   if (!KVP_CONCAT(kvp_result_, __LINE__).ok())                            \
-    return std::move(KVP_CONCAT(kvp_result_, __LINE__).error());          \
+    return std::move(KVP_CONCAT(kvp_result_, __LINE__)).Failure();        \
   target = std::move(KVP_CONCAT(kvp_result_, __LINE__).value())

@@ -14,8 +14,8 @@ namespace {
 
 // tables[k][b]: the CRC of byte b followed by k zero bytes, so that eight bytes are taken at once.
 using Tables = std::array<std::array<uint32_t, 256>, 8>;
-constexpr Tables MakeTables() {
-  Tables tables{};
+Tables MakeTables() {
+  Tables tables;
   for (uint32_t b = 0; b < 256; ++b) {
     uint32_t crc = b;
     for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0);
@@ -26,17 +26,17 @@ constexpr Tables MakeTables() {
   }
   return tables;
 }
-constexpr Tables kTables = MakeTables();
-
 uint32_t ByTable(const uint8_t* at, size_t size, uint32_t crc) {
+  // Made when first asked for: as constants they would be 8 kB of every download, and no compressor makes those smaller.
+  static const Tables tables = MakeTables();
   for (; size >= 8; at += 8, size -= 8) {
     uint64_t word;
     std::memcpy(&word, at, 8);  // little-endian, as all targets are
     word ^= crc;
     crc = 0;
-    for (size_t k = 0; k < 8; ++k) crc ^= kTables[7 - k][word >> (8 * k) & 0xff];
+    for (size_t k = 0; k < 8; ++k) crc ^= tables[7 - k][word >> (8 * k) & 0xff];
   }
-  for (; size > 0; ++at, --size) crc = crc >> 8 ^ kTables[0][(crc ^ *at) & 0xff];
+  for (; size > 0; ++at, --size) crc = crc >> 8 ^ tables[0][(crc ^ *at) & 0xff];
   return crc;
 }
 
