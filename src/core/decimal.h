@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shortest decimal digits of a double.
+// Floats and their decimal texts, both ways exact. The libraries' own functions for this are many times as large, and not
+// the same everywhere.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <string_view>
 
 namespace kvpages {
 
@@ -13,5 +16,10 @@ struct Decimal {
   bool negative = false;
 };
 Decimal Shortest(double value);  // finite
+Decimal Exact(double value);     // all digits; finite
+
+// The nearest double or float, an infinity beyond them; "-12", "1.5e-3", ".5" and "2." are numbers, "+1", " 1" and "inf" are not.
+std::optional<double> ParseDouble(std::string_view text);
+std::optional<float> ParseFloat(std::string_view text);
 
 }  // namespace kvpages

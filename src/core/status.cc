@@ -2,7 +2,6 @@
 #include "core/status.h"
 
 #include <cmath>
-#include <cstdio>
 
 #include "core/decimal.h"
 
@@ -39,6 +38,7 @@ Error MakeError(Code code, const char* argument, std::string rule) { return Make
 Error MakeError(Code code, const char* argument, const char* rule) { return MakeError(code, std::string(argument), std::string(rule)); }
 
 Status::Status(Error error) : error_(std::make_unique<Error>(std::move(error))) {}
+Status::Status(const Status& other) : error_(other.ok() ? nullptr : std::make_unique<Error>(other.error())) {}
 
 std::string Text(int64_t value) { return std::to_string(value); }
 
@@ -63,9 +63,8 @@ std::string Text(double value) {
     text.insert(static_cast<size_t>(exponent) + 1, 1, '.');
   } else if (static_cast<size_t>(exponent) + 1 <= scientific) {
     // An integer, whose last digits may be more exact than the shortest ones.
-    char buffer[40];
-    std::snprintf(buffer, sizeof(buffer), "%.0f", std::fabs(value));
-    text = buffer;
+    text = Exact(value).digits;
+    text.resize(static_cast<size_t>(exponent) + 1, '0');
   }
   return decimal.negative ? "-" + text : text;
 }

@@ -71,6 +71,9 @@ class [[nodiscard]] Status {
  public:
   Status() = default;
   Status(Error error);  // NOLINT(google-explicit-constructor)
+  Status(const Status& other);
+  Status(Status&&) = default;
+  Status& operator=(Status&&) = default;
   bool ok() const { return error_ == nullptr; }
   const Error& error() const { return *error_; }
   Error& error() { return *error_; }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <span>
 
+#include "core/decimal.h"
 #include "formats/llama.h"
 #include "formats/scales.h"
 
@@ -315,15 +316,10 @@ Result<SpecOptions> ParseSpecOptions(std::string_view text, const char* argument
     } else if (name == "global") {
       if (Find(kGlobal, value, &options.global)) continue;
       if (value.starts_with("given:")) value.remove_prefix(6);
-      // from_chars for floats is missing in some libraries; strtof needs a terminated text.
-      const std::string number(value);
-      char* parsed = nullptr;
-      const float given = number.size() < 64 ? std::strtof(number.c_str(), &parsed) : 0.0f;
-      const bool whole = !number.empty() && parsed == number.c_str() + number.size() &&
-                         number.find_first_not_of("0123456789.eE+-") == std::string::npos;
-      if (!whole || !(given > 0) || !std::isfinite(given)) return wrong(list(kGlobal) + ", a finite number > 0");
+      const auto given = value.size() < 64 ? ParseFloat(value) : std::nullopt;
+      if (!given || !(*given > 0) || !std::isfinite(*given)) return wrong(list(kGlobal) + ", a finite number > 0");
       options.global = GlobalScale::kGiven;
-      options.given_global = given;
+      options.given_global = *given;
     } else if (name == "rule") {
       if (!Find(kRule, value, &options.rule)) return wrong(list(kRule));
     } else if (name == "nonFinite") {

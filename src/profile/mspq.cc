@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bytes of a profile, as mixle 0.8.2 writes and reads them: "MSPQ", u8 version 1, u32 length of the metadata, compact
 // JSON with sorted keys, then raw arrays (dense values; or head values, head indices, permutation). All little-endian.
-#include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 
 #include "core/decimal.h"
@@ -171,22 +169,11 @@ class JsonReader {
     Peek();
     const size_t begin = at_;
     while (at_ < text_.size() && std::string_view("+-.0123456789eE").find(text_[at_]) != std::string_view::npos) ++at_;
-    const std::string word(text_.substr(begin, at_ - begin));
-    double value = 0;
-    bool read = false;
-#if defined(__cpp_lib_to_chars) && !defined(__wasm__)
-    const auto [end, status] = std::from_chars(word.data(), word.data() + word.size(), value);
-    read = status == std::errc() && end == word.data() + word.size();
-#else
-    char* end = nullptr;
-    value = std::strtod(word.c_str(), &end);
-    read = end == word.c_str() + word.size();
-#endif
-    if (word.empty() || !read || !std::isfinite(value)) {
-      at_ = begin;
-      failed_ = true;
-    }
-    return value;
+    const auto value = ParseDouble(text_.substr(begin, at_ - begin));
+    if (value && std::isfinite(*value)) return *value;
+    at_ = begin;
+    failed_ = true;
+    return 0;
   }
   int64_t Integer() {
     const double value = Number();
