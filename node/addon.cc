@@ -118,7 +118,7 @@ Binder<Args...> BinderOf(int32_t (*)(Args...));
 
 template <auto kFunction>
 Napi::Value Call(const Napi::CallbackInfo& info) {
-  static const std::string letters = kvpages::abi::Letters(kFunction);
+  static const std::string letters = kvpages::abi::Letters(kFunction).data();
   return decltype(BinderOf(kFunction))::Call(info, kFunction, letters);
 }
 

@@ -23,10 +23,17 @@ using namespace kvpages::abi;  // NOLINT
 
 int32_t kvp_describe(uint32_t* blob, size_t blob_len) {
   return Guard([&]() -> Status {
-    std::string text;
-#define KVP_X(name) text += #name " " + Letters(&name) + "\n";
+#define KVP_X(name) static constexpr auto name##_letters = Letters(&name);
     KVP_FUNCTIONS(KVP_X)
 #undef KVP_X
+    struct Function {
+      const char *name, *letters;
+    };
+#define KVP_X(name) {#name, name##_letters.data()},
+    static constexpr Function kFunctions[] = {KVP_FUNCTIONS(KVP_X)};
+#undef KVP_X
+    std::string text;
+    for (const auto& [name, letters] : kFunctions) text.append(name).append(" ").append(letters).append("\n");
     return PublishBlob(std::move(text), blob, blob_len);
   });
 }
@@ -35,8 +42,8 @@ int32_t kvp_catalogue(uint32_t* blob, size_t blob_len) {
   return Guard([&]() -> Status {
     Json json;
     json.Open('{').Field("version", KVP_VERSION).Key("status").Open('{');
-#define KVP_X(name, number, text) json.Field(text, number);
-    KVP_STATUS_LIST(KVP_X)
+#define KVP_X(name, number, text) Code::name,
+    for (const Code code : {KVP_STATUS_LIST(KVP_X)}) json.Field(CodeText(code), static_cast<int32_t>(code));
 #undef KVP_X
     json.Close('}').Key("types").Open('[');
     for (int i = 0; i < TypeCount(); ++i) {

@@ -17,6 +17,12 @@ int32_t Fail(Error error) {
   return number;
 }
 
+Status PublishErased(std::shared_ptr<void> object, const void* tag, uint32_t* out, size_t out_len) {
+  if (out == nullptr || out_len != 1) return MakeError(Code::kBuffer, "out", "must hold one handle", Text(static_cast<int64_t>(out_len)));
+  KVP_ASSIGN(*out, ThisThread().handles.AddErased(std::move(object), tag));
+  return Ok();
+}
+
 Status CopyOut(const void* data, uint64_t size, uint8_t* out, size_t out_len, const char* argument) {
   if (out_len != size) {
     return MakeError(Code::kBuffer, argument, "must hold exactly " + std::to_string(size) + " bytes", std::to_string(out_len))

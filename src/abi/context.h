@@ -62,12 +62,11 @@ struct PagedObject {
   PagedCache cache;
 };
 
+Status PublishErased(std::shared_ptr<void> object, const void* tag, uint32_t* out, size_t out_len);
 // Puts an object into the table and its handle into `out`, which must hold one.
 template <typename T>
 Status Publish(std::shared_ptr<T> object, uint32_t* out, size_t out_len) {
-  if (out == nullptr || out_len != 1) return MakeError(Code::kBuffer, "out", "must hold one handle", Text(static_cast<int64_t>(out_len)));
-  KVP_ASSIGN(*out, ThisThread().handles.Add(std::move(object)));
-  return Ok();
+  return PublishErased(std::move(object), TagOf<T>(), out, out_len);
 }
 inline Status PublishBlob(std::string text, uint32_t* out, size_t out_len) {
   return Publish(std::make_shared<Blob>(Blob{std::move(text)}), out, out_len);

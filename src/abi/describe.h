@@ -8,7 +8,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <type_traits>
 
 namespace kvpages::abi {
@@ -34,17 +33,18 @@ constexpr char Letter() {
   else static_assert(!sizeof(T), "not a type of the C ABI");
 }
 
-// Letters of a prototype; the size_t behind each pointer is its length and has no letter.
+// Letters of a prototype, with a 0 at the end; the size_t behind each pointer is its length and has no letter.
 template <typename... Args>
-std::string Letters(int32_t (*)(Args...)) {
-  std::string letters;
-  bool after_pointer = false;
+constexpr std::array<char, sizeof...(Args) + 1> Letters(int32_t (*)(Args...)) {
+  std::array<char, sizeof...(Args) + 1> letters{};
+  [[maybe_unused]] size_t count = 0;
+  [[maybe_unused]] bool after_pointer = false;
   [[maybe_unused]] const auto add = [&]<typename T>() {
     if (after_pointer) {
       after_pointer = false;
       return;
     }
-    letters += Letter<T>();
+    letters[count++] = Letter<T>();
     after_pointer = std::is_pointer_v<T>;
   };
   // On 32-bit targets size_t is uint32_t, so a length is known by its place, not by its type.

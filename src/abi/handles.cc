@@ -35,6 +35,12 @@ Result<const Handles::Slot*> Handles::Find(uint32_t handle, const char* argument
   return &slots_[slot];
 }
 
+Result<std::shared_ptr<void>> Handles::GetErased(uint32_t handle, const void* tag, const char* argument) const {
+  KVP_ASSIGN(const Slot* slot, Find(handle, argument));
+  if (slot->tag != tag) return MakeError(Code::kArgument, argument, "is a handle of another kind of object");
+  return slot->object;
+}
+
 Status Handles::Remove(uint32_t handle) {
   auto found = Find(handle, "handle");
   if (!found.ok()) return std::move(found.error());

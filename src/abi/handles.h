@@ -25,12 +25,12 @@ class Handles {
   Result<uint32_t> Add(std::shared_ptr<T> object) {
     return AddErased(std::move(object), TagOf<T>());
   }
+  Result<uint32_t> AddErased(std::shared_ptr<void> object, const void* tag);
   // ERR_DISPOSED for a handle that is not alive, ERR_ARGUMENT for one of another kind.
   template <typename T>
   Result<std::shared_ptr<T>> Get(uint32_t handle, const char* argument) const {
-    KVP_ASSIGN(const Slot* slot, Find(handle, argument));
-    if (slot->tag != TagOf<T>()) return MakeError(Code::kArgument, argument, "is a handle of another kind of object");
-    return std::static_pointer_cast<T>(slot->object);
+    KVP_ASSIGN(auto object, GetErased(handle, TagOf<T>(), argument));
+    return std::static_pointer_cast<T>(std::move(object));
   }
   Status Remove(uint32_t handle);
   int64_t alive() const { return static_cast<int64_t>(slots_.size() - free_.size()); }
@@ -41,7 +41,7 @@ class Handles {
     const void* tag = nullptr;
     uint32_t generation = 1;
   };
-  Result<uint32_t> AddErased(std::shared_ptr<void> object, const void* tag);
+  Result<std::shared_ptr<void>> GetErased(uint32_t handle, const void* tag, const char* argument) const;
   Result<const Slot*> Find(uint32_t handle, const char* argument) const;
   std::vector<Slot> slots_;
   std::deque<uint32_t> free_;  // longest free first

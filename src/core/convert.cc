@@ -3,7 +3,7 @@
 
 #include <cmath>
 #include <cstring>
-#include <unordered_set>
+#include <vector>
 
 #include "core/page_store.h"
 #include "formats/row.h"
@@ -549,7 +549,7 @@ Result<PagedCache> QuantizePagedCache(const InstanceRef& instance, const PagedCa
   KVP_TRY(CheckZeroPoint(key.type, "key.type"));
   KVP_TRY(CheckZeroPoint(value.type, "value.type"));
   KVP_TRY(Validate(cache));
-  std::unordered_set<int64_t> seen;
+  std::vector<uint8_t> seen(cache.pages.size());
   for (size_t i = 0; i < indices.size(); ++i) {
     const int64_t index = indices[i];
     if (index < 0 || index >= static_cast<int64_t>(cache.pages.size())) {
@@ -558,7 +558,7 @@ Result<PagedCache> QuantizePagedCache(const InstanceRef& instance, const PagedCa
                                            : "must name pages of the cache, 0 to " + Text(static_cast<int64_t>(cache.pages.size()) - 1),
                        Text(index) + " at index " + Text(static_cast<int64_t>(i)));
     }
-    if (!seen.insert(index).second) {
+    if (seen[static_cast<size_t>(index)]++ > 0) {
       return MakeError(Code::kArgument, "pageIndices", "must be unique", Text(index) + " twice");
     }
   }
