@@ -4,6 +4,7 @@
 import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { brotliCompressSync } from 'node:zlib';
 import { capture, inRoot, isMain, say, script, which } from './lib.mjs';
 
 // A page of 2 tokens of which one is valid, K to int4 and V to uint4, saved, read, restored to f16 and bf16: the line is the backend,
@@ -45,6 +46,10 @@ const typed = `
     return kv.usedBytes + e.message.length;
   }
 `;
+
+// A little above what the README says of kvpages.wasm.
+const WASM_BYTES = 935e3;
+const WASM_BROTLI_BYTES = 215e3;
 
 export async function testPackage() {
   if (!existsSync(inRoot('dist', 'index.node.js')) || !existsSync(inRoot('dist', 'kvpages.wasm'))) {
@@ -97,6 +102,15 @@ export async function testPackage() {
       process.stdout.write(`package: ${paths.length} files, ${packed.size} bytes packed, ${packed.unpackedSize} unpacked\n`);
     });
     if (!packed) return result;
+
+    await check('kvpages.wasm is small', async () => {
+      const bytes = readFileSync(inRoot('dist', 'kvpages.wasm'));
+      const packedBytes = brotliCompressSync(bytes).length;
+      process.stdout.write(`package: kvpages.wasm has ${bytes.length} bytes, ${packedBytes} with brotli\n`);
+      demand(bytes.length < WASM_BYTES && packedBytes < WASM_BROTLI_BYTES,
+        `it has ${bytes.length} bytes, ${packedBytes} with brotli, and the README's figures allow ${WASM_BYTES} and ${WASM_BROTLI_BYTES}. ` +
+          'Look at how src/CMakeLists.txt compiles each file, at templates of kernels, and at what comes from libc (printf, strtod)');
+    });
 
     const addon = inRoot('prebuilds', `${process.platform}-${process.arch}`, 'kvpages.node');
     if (process.platform === 'linux') {
