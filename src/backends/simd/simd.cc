@@ -193,37 +193,45 @@ struct CodeBytes {
   }
 };
 
-// Codes of x[0, count), a byte each. Scale and zero point of element i by `at(i, n)`.
-template <typename C, typename At>
-HWY_INLINE void EncodeRun(const C& code, const float* HWY_RESTRICT x, int64_t count, uint8_t* HWY_RESTRICT out, uint8_t mask, const At& at) {
+// Codes of x[0, count), a byte each. `each`: every element has a scale and zero point of its own, else all have the first.
+template <typename C>
+HWY_NOINLINE void EncodeRun(const C& code, const float* HWY_RESTRICT x, int64_t count, uint8_t* HWY_RESTRICT out, uint8_t mask,
+                            const float* HWY_RESTRICT scales, const float* HWY_RESTRICT zeros, bool each) {
   const int64_t lanes = LaneCount();
-  const DF d;
   const CodeBytes<C> bytes(code, mask);
+  VF scale = Value(*scales), zero = Value(*zeros);
+  const auto encode = [&](int64_t i, int64_t n) HWY_ATTR {
+    if (each) {
+      scale = LoadFloats(scales + i, n);
+      zero = LoadFloats(zeros + i, n);
+    }
+    return code.Encode(LoadFloats(x + i, n), scale, zero);
+  };
   int64_t i = 0;
   for (; i + 4 * lanes <= count; i += 4 * lanes) {
     VI v[4];
-    for (int k = 0; k < 4; ++k) {
-      const int64_t first = i + k * lanes;
-      VF scale, zero;
-      at(first, lanes, &scale, &zero);
-      v[k] = code.Encode(hn::LoadU(d, x + first), scale, zero);
-    }
+    for (int k = 0; k < 4; ++k) v[k] = encode(i + k * lanes, lanes);
     bytes.template Store<false>(v, out + i);
   }
   for (; i < count; i += lanes) {
     const int64_t n = std::min(lanes, count - i);
-    VF scale, zero;
-    at(i, n, &scale, &zero);
     alignas(64) int32_t rest[kMaxLanes];
-    hn::StoreU(code.Encode(LoadFloats(x + i, n), scale, zero), DI(), rest);
+    hn::StoreU(encode(i, n), DI(), rest);
     for (int64_t k = 0; k < n; ++k) out[i + k] = static_cast<uint8_t>(rest[k] & mask);
   }
 }
 
-// EncodeRun of elements [begin, begin + count), out of line: where EncodeQuick is in doubt.
+// EncodeRun of elements [begin, begin + count), at most four vectors of them: where EncodeQuick is in doubt.
 template <typename C, typename At>
 HWY_NOINLINE void EncodeExactly(const C& code, const float* x, int64_t begin, int64_t count, uint8_t* out, uint8_t mask, const At& at) {
-  EncodeRun(code, x + begin, count, out + begin, mask, [&](int64_t i, int64_t n, VF* scale, VF* zero) HWY_ATTR { at(begin + i, n, scale, zero); });
+  alignas(64) float scales[4 * kMaxLanes], zeros[4 * kMaxLanes];
+  ForVectors(count, [&](int64_t i, int64_t n) HWY_ATTR {
+    VF scale, zero;
+    at(begin + i, n, &scale, &zero);
+    StoreFloats(scale, scales + i, n);
+    StoreFloats(zero, zeros + i, n);
+  });
+  EncodeRun(code, x + begin, count, out + begin, mask, scales, zeros, true);
 }
 
 // EncodeRun with factors in place of divisions: at.Factor(i), at.Zero(i).
@@ -273,7 +281,7 @@ HWY_INLINE void DecodeRun(const C& code, const uint8_t* HWY_RESTRICT codes, int6
     }
   }
 #endif
-  if (streams) {
+  if (HWY_ARCH_X86 && streams) {
     for (; i + lanes <= count; i += lanes) hn::Stream(decode(i), DF(), out + i);
   }
   for (; i + lanes <= count; i += lanes) hn::StoreU(decode(i), DF(), out + i);
@@ -297,7 +305,6 @@ struct OneScale {
   HWY_INLINE VF Factor(int64_t) const { return factor; }
   HWY_INLINE VF Zero(int64_t) const { return zero; }
 };
-HWY_INLINE OneScale<true> One(const Scale& scale) { return {Value(scale.value), Value(static_cast<float>(scale.zero)), hn::Zero(DF())}; }
 
 template <bool kZeros>
 struct ScaleEach {
@@ -311,8 +318,8 @@ struct ScaleEach {
   }
   HWY_INLINE VF Factor(int64_t i) const { return hn::LoadU(DF(), factors + i); }
   HWY_INLINE VF Zero(int64_t i) const { return kZeros ? hn::LoadU(DF(), zeros + i) : hn::Zero(DF()); }
-  // What the elements of the row have whose groups come first here.
-  HWY_INLINE ScaleEach Row() const { return *this; }
+  // What the elements of a row have whose groups start at `first`; here all rows have the same.
+  HWY_INLINE const ScaleEach& Row(int64_t) const { return *this; }
 };
 // Groups are whole vectors: group[i / lanes] is that of element i.
 template <bool kZeros>
@@ -325,13 +332,13 @@ struct ScaleByVector : ScaleEach<kZeros> {
   }
   HWY_INLINE VF Factor(int64_t i) const { return Value(this->factors[At(i)]); }
   HWY_INLINE VF Zero(int64_t i) const { return kZeros ? Value(this->zeros[At(i)]) : hn::Zero(DF()); }
-  HWY_INLINE ScaleByVector Row() const { return *this; }
+  HWY_INLINE ScaleByVector Row(int64_t first) const { return {{this->scales + first, this->zeros + first, this->factors + first}, group}; }
 };
 // A row is one group.
 template <bool kZeros>
 struct ScaleByRow : ScaleEach<kZeros> {
-  HWY_INLINE OneScale<kZeros> Row() const {
-    return {Value(*this->scales), kZeros ? Value(*this->zeros) : hn::Zero(DF()), Value(*this->factors)};
+  HWY_INLINE OneScale<kZeros> Row(int64_t first) const {
+    return {Value(this->scales[first]), kZeros ? Value(this->zeros[first]) : hn::Zero(DF()), Value(this->factors[first])};
   }
 };
 
@@ -492,12 +499,50 @@ HWY_INLINE void Transpose(const float* const* rows, float* out) {
 
 // ---- Dequantize ----
 
+// Codes of rows, a byte each, and their scales and zero points.
+struct CodeRows {
+  const uint8_t* codes;
+  float* out;
+  const float *scales, *zeros;
+  int64_t rows, count;              // so many rows of so many elements
+  int64_t code_stride, out_stride;  // from row to row
+  int64_t groups;                   // scales of a row; 0: one for each element, the same in all rows
+  int64_t first, run;               // elements of a row's first group, of the others
+  bool streams;
+};
+
+struct Decoder {
+  virtual void Decode(CodeRows rows) const = 0;
+};
 template <typename C>
-void DequantizeRows(const DequantizeJob& job, const Codec& codec, const C& code) {
+struct DecoderOf final : Decoder {
+  explicit DecoderOf(const C& code) : the_code(code) {}
+  // Copies where they are small: what is read through a reference is read again after each store.
+  void Decode(CodeRows rows) const override {
+    const std::conditional_t<sizeof(C) <= 16, C, const C&> code = the_code;
+    for (int64_t k = 0; k < rows.rows; ++k) {
+      const uint8_t* const codes = rows.codes + k * rows.code_stride;
+      float* const out = rows.out + k * rows.out_stride;
+      if (rows.groups == 0) {
+        DecodeRun(code, codes, rows.count, out, ScaleEach<true>{rows.scales, rows.zeros, nullptr}, rows.streams);
+        continue;
+      }
+      int64_t n = std::min(rows.count, rows.first);
+      for (int64_t i = 0, group = k * rows.groups; i < rows.count; i += n, n = std::min(rows.count - i, rows.run), ++group) {
+        const OneScale<true> one{Value(rows.scales[group]), Value(rows.zeros[group]), hn::Zero(DF())};
+        DecodeRun(code, codes + i, n, out + i, one, rows.streams);
+      }
+    }
+  }
+  const C& the_code;
+};
+
+void DequantizeRows(const DequantizeJob& job, const Codec& codec, const Decoder& decoder) {
+  constexpr int64_t kUnpacked = 4 * kChunk;  // codes that are unpacked at once
   const Shape& shape = job.shape;
   const int64_t width = shape.width;
-  uint8_t buffer[kChunk + 16];
-  alignas(64) float scales[kChunk], zeros[kChunk];
+  uint8_t buffer[kUnpacked + 16];
+  alignas(64) float scales[kUnpacked], zeros[kUnpacked];
   const bool each = job.grid.stride[3] != 0 && job.grid.div[3] == 1;
   const bool flat = job.grid.stride[3] == 0 && job.grid.stride[2] == 0 && job.token_stride == width;
   constexpr int64_t kFloats = kLine / 4;
@@ -505,49 +550,56 @@ void DequantizeRows(const DequantizeJob& job, const Codec& codec, const C& code)
                        job.head_stride % kFloats == 0 && job.batch_stride % kFloats == 0 &&
                        (job.grid.stride[3] == 0 || job.grid.div[3] == 1 || job.grid.div[3] % kFloats == 0) &&
                        StreamsTo(job.out, shape.batch * shape.heads * (job.end - job.begin) * width);
+  const int64_t run = job.grid.stride[3] == 0 ? width : job.grid.div[3];
+  const auto load = [&](int64_t index, int64_t stride, int64_t count, int64_t to) {
+    LoadScales(codec, job.scales, job.zeros, job.global, index, stride, count, scales + to, zeros + to);
+  };
   // Of narrow rows several are unpacked at once.
-  const int64_t together = std::max<int64_t>(1, kChunk / width);
+  const int64_t together = width <= kChunk ? kUnpacked / width : 1;
   for (int64_t b = 0; b < shape.batch; ++b) {
     for (int64_t h = 0; h < shape.heads; ++h) {
       float* const head = job.out + b * job.batch_stride + h * job.head_stride;
       const int64_t head_first = (b * shape.heads + h) * shape.tokens * width;
       if (flat) {
-        const Scale scale = LoadScaleAt(codec, job.scales, job.zeros, job.global, IndexOf(job.grid, b, h, 0, 0));
-        const OneScale<true> one = One(scale);
+        load(IndexOf(job.grid, b, h, 0, 0), 1, 1, 0);
         const int64_t all = (job.end - job.begin) * width;
-        for (int64_t i = 0; i < all; i += kChunk) {
-          const int64_t count = std::min(kChunk, all - i);
-          DecodeRun(code, UnpackCodes(codec.bits, job.codes, head_first + job.begin * width + i, count, buffer), count, head + i, one, streams);
+        for (int64_t i = 0; i < all; i += kUnpacked) {
+          const int64_t count = std::min(kUnpacked, all - i);
+          const uint8_t* codes = UnpackCodes(codec.bits, job.codes, head_first + job.begin * width + i, count, buffer);
+          decoder.Decode({codes, head + i, scales, zeros, 1, count, 0, 0, 1, count, count, streams});
         }
         continue;
       }
       for (int64_t begin = 0; begin < width; begin += kChunk) {
-        const int64_t count = std::min(kChunk, width - begin);
-        int64_t loaded = -1;  // index of the scales in `scales`
-        const uint8_t* codes = nullptr;
-        int64_t unpacked = job.begin;
-        for (int64_t t = job.begin; t < job.end; ++t, codes += width) {
-          float* out = head + (t - job.begin) * job.token_stride + begin;
-          if (t == unpacked) {
-            const int64_t rows = std::min(together, job.end - t);
-            codes = UnpackCodes(codec.bits, job.codes, head_first + t * width + begin, rows == 1 ? count : rows * width, buffer);
-            unpacked = t + rows;
-          }
-          int64_t index = IndexOf(job.grid, b, h, t, begin);
-          if (each) {
-            if (loaded != index) {
-              LoadScales(codec, job.scales, job.zeros, job.global, index, job.grid.stride[3], count, scales, zeros);
+        const int64_t count = std::min(kChunk, width - begin), first = run - begin % run;
+        const int64_t groups = each ? 0 : 1 + CeilDiv(std::max<int64_t>(count - first, 0), run);
+        int64_t loaded = -1;                         // index of the first of the scales in `scales`
+        int64_t scaled = job.begin, known = scaled;  // the rows that they are of: from, to
+        for (int64_t t = job.begin; t < job.end;) {
+          const int64_t unpacked = std::min(together, job.end - t), end = t + unpacked;
+          const uint8_t* codes = UnpackCodes(codec.bits, job.codes, head_first + t * width + begin, unpacked == 1 ? count : unpacked * width, buffer);
+          while (t < end) {
+            const auto index_of = [&](int64_t token) HWY_ATTR { return IndexOf(job.grid, b, h, token, begin); };
+            int64_t rows = end - t;
+            if (each) {
+              const int64_t index = index_of(t);
+              for (rows = 1; t + rows < end && index_of(t + rows) == index;) ++rows;
+              if (loaded != index) load(index, job.grid.stride[3], count, 0);
               loaded = index;
+            } else if (t == known) {
+              scaled = t;
+              known = std::min(job.end, t + std::max(together, kChunk / groups / together * together));
+              if (groups == job.grid.stride[2] && job.grid.div[2] == 1 && (groups == 1 || job.grid.stride[3] == 1)) {
+                load(index_of(t), 1, (known - t) * groups, 0);
+              } else {
+                for (int64_t k = t; k < known; ++k) load(index_of(k), job.grid.stride[3], groups, (k - t) * groups);
+              }
             }
-            DecodeRun(code, codes, count, out, ScaleEach<true>{scales, zeros, nullptr}, streams);
-            continue;
-          }
-          const int64_t run = job.grid.stride[3] == 0 ? width : job.grid.div[3];
-          for (int64_t i = 0; i < count; index += job.grid.stride[3]) {
-            const int64_t n = i == 0 && begin > 0 ? std::min(count, run - begin % run) : std::min(count - i, run);
-            const Scale scale = LoadScaleAt(codec, job.scales, job.zeros, job.global, index);
-            DecodeRun(code, codes + i, n, out + i, One(scale), streams);
-            i += n;
+            float* const out = head + (t - job.begin) * job.token_stride + begin;
+            const int64_t at = (t - scaled) * groups;
+            decoder.Decode({codes, out, scales + at, zeros + at, rows, count, width, job.token_stride, groups, first, run, streams});
+            codes += rows * width;
+            t += rows;
           }
         }
       }
@@ -639,7 +691,7 @@ void DequantizeTogether(const DequantizeJob& job) {
       WithKiviType(codec.scale_type, [&](auto type) { DequantizeKivi<decltype(type)::value>(job, codec); })) {
     return FinishRows(job);
   }
-  if (!WithCode(codec, [&](const auto& code) { DequantizeRows(job, codec, code); })) return kReferenceBackend.dequantize(job);
+  if (!WithCode(codec, [&](const auto& code) { DequantizeRows(job, codec, DecoderOf(code)); })) return kReferenceBackend.dequantize(job);
   FinishRows(job);
 }
 
@@ -761,18 +813,42 @@ constexpr int64_t kMostSearched = 512;       // elements of a token block that t
 constexpr int64_t kMostSearchedTokens = 64;  // tokens of a channel block, elements of a token block that is turned over
 constexpr int64_t kSearchRows = 16;          // rows of `token` that are worked on at once
 
-template <typename C>
+// A vector's worth of groups, one to a lane: their elements t stand at rows[t] + d.
+struct Lanes {
+  const float* const* rows;
+  int64_t d, n, valid;
+  HWY_INLINE VF At(int64_t t) const { return LoadFloats(rows[t] + d, n); }
+};
+
+// What candidates for their scales are made of. `top`: the largest scale.
+struct Extent {
+  VF lo, hi, amax, rms, top;
+};
+
+// Rows that can be encoded: their scales, zero points and factors stand in a Quantizer's arrays.
+enum class ScaledBy { kRow, kVector, kEach };  // what shares a scale
+struct ReadyRows {
+  const float* const* rows;
+  int64_t tokens, valid, width;
+  int64_t groups;  // from a row's scales to those of the next
+  int64_t ahead;   // bytes from a row to what should be fetched meanwhile, or 0
+  ScaledBy by;
+};
+
+// All of a job that does not depend on the code; what does is below in QuantizerOf. A call between them does much: the
+// smaller part has a copy for every code.
 class Quantizer {
  public:
-  Quantizer(const QuantizeJob& job, const Codec& codec, const C& code)
-      : job_(job), codec_(codec), code_(code), width_(job.shape.width), has_zeros_(SizesOf(job.spec, job.shape).zeros > 0) {
+  // `quick`: the code has a QuickEncode.
+  Quantizer(const QuantizeJob& job, const Codec& codec, bool quick)
+      : job_(job), codec_(codec), width_(job.shape.width), has_zeros_(SizesOf(job.spec, job.shape).zeros > 0) {
     const int64_t lanes = LaneCount(), block = job.spec.block;
     // Values that were not looked at may be NaN, which no shortcut sees.
     // The largest magnitude has the last code, and a stored scale that is less by a rounding does not change that.
     within_ = job.spec.calibration == Calibration::kAbsmax && (job.spec.scale_type == ScaleType::kF32 || job.spec.scale_type == ScaleType::kBF16) &&
               Symmetric();
     plain_ = within_ && job.spec.scale_type == ScaleType::kF32;
-    may_be_quick_ = code.quick() && !(job.spec.calibration == Calibration::kGiven && job.options.non_finite == NonFinite::kPass);
+    may_be_quick_ = quick && !(job.spec.calibration == Calibration::kGiven && job.options.non_finite == NonFinite::kPass);
     together_ = job.spec.axis == Axis::kToken && block % lanes == 0 && width_ % lanes == 0 && width_ <= kChunk &&
                 CeilDiv(width_, block) * kSearchRows <= kChunk && job.grid.stride[2] == CeilDiv(width_, block) && job.grid.div[2] == 1 &&
                 ((job.grid.stride[3] == 1 && job.grid.div[3] == block) || block >= width_);
@@ -811,7 +887,20 @@ class Quantizer {
     return ok_;
   }
 
- private:
+ protected:
+  // ---- What depends on the code ----
+
+  // factors_ of scales_[0, count); whether they hold for all of them.
+  virtual bool Factors(int64_t count) = 0;
+  // Squares of the errors that round trips make.
+  virtual void Squares(Lanes x, VF scale, VF zero, float* out) const = 0;
+  // SearchRun with a group in every lane: gives the bits of the best scales.
+  virtual VU SearchLanes(const Lanes& x, const Extent& extent, VF* best_zero, VF* best_value) const = 0;
+  // Rows whose factors hold for all of them.
+  virtual void EncodeQuickly(const ReadyRows& ready, Packer* packer) const = 0;
+  // EncodeRun.
+  virtual void EncodeSlowly(const float* x, int64_t count, uint8_t* codes, const float* scales, const float* zeros, bool each) const = 0;
+
   bool Transformed() const { return job_.source_type != Type::f32 || job_.center != nullptr || job_.hadamard > 0; }
 
   // A row as the coders see it: the caller's memory where nothing is done to it, else `out`.
@@ -1012,6 +1101,9 @@ class Quantizer {
     const bool levels = codec_.family == Family::kLevels;
     const float amax = std::max(std::fabs(lo), std::fabs(hi));
     const bool prune = codec_.family == Family::kInteger && codec_.is_signed;
+    const int64_t lanes = LaneCount(), whole = count / lanes;
+    const float *vectors[kMostSearched / 4], *const tail = x + whole * lanes;
+    for (int64_t k = 0; k < whole; ++k) vectors[k] = x + k * lanes;
     StoredScale best{}, last{};
     int32_t best_zero = 0, last_zero = 0;
     float best_error = 0;
@@ -1028,10 +1120,8 @@ class Quantizer {
       last = stored;
       last_zero = zero;
       const VF scale = Value(stored.value), zero_point = Value(static_cast<float>(zero));
-      ForVectors(count, [&](int64_t k, int64_t n) HWY_ATTR {
-        const VF v = LoadFloats(x + k, n), e = hn::Sub(v, RoundTrip(v, scale, zero_point));
-        StoreFloats(hn::Mul(e, e), errors_ + k, n);
-      });
+      Squares({vectors, 0, lanes, whole}, scale, zero_point, errors_);
+      if (whole * lanes < count) Squares({&tail, 0, count - whole * lanes, 1}, scale, zero_point, errors_ + whole * lanes);
       const float error = count == 0 ? 0.0f : SumTree(errors_, count);
       if (any && !(error <= best_error)) continue;
       best = stored;
@@ -1040,18 +1130,6 @@ class Quantizer {
       any = true;
     }
     Put(index, best, best_zero);
-  }
-
-  HWY_INLINE VF RoundTrip(VF x, VF scale, VF zero) const {
-    if constexpr (std::is_same_v<C, LevelCode<4>> || std::is_same_v<C, LevelCode<3>> || std::is_same_v<C, LevelCode<2>>) {
-      VU code;
-      const VF level = code_.Nearest(hn::Div(x, scale), &code);
-      return hn::IfThenElseZero(hn::Not(hn::Eq(scale, hn::Zero(DF()))), hn::Mul(level, scale));
-    } else if constexpr (C::kSigned) {
-      return code_.RoundTrip(x, scale, zero);
-    } else {
-      return code_.Decode(hn::BitCast(DU(), code_.Encode(x, scale, zero)), scale, zero);
-    }
   }
 
   bool OnlyMagnitudes() const { return Symmetric() || codec_.family == Family::kLevels; }
@@ -1089,10 +1167,11 @@ class Quantizer {
   void CalibrateBlock(int64_t index, int64_t valid, const float* const* rows, bool only_largest) {
     const bool whole = width_ <= kChunk;
     if (whole) RangeOfRows(valid, rows);
-    quick_ = may_be_quick_;
     if (whole && plain_ && !only_largest) PlainScales(index, width_);
-    else ForVectors(width_, [&](int64_t d, int64_t n) HWY_ATTR { CalibrateChannels(index + d, whole ? d : -1, d, n, valid, rows, whole, only_largest); });
-    if (!only_largest && whole) loaded_ = index;
+    else ForVectors(width_, [&](int64_t d, int64_t n) HWY_ATTR { CalibrateChannels(index + d, whole ? d : -1, {rows, d, n, valid}, whole, only_largest); });
+    if (only_largest || !whole) return;
+    PutFactors(width_);
+    loaded_ = index;
   }
 
   // absmax and minmax of rows whose groups are whole vectors: all ranges, then all scales.
@@ -1123,9 +1202,10 @@ class Quantizer {
         }
       }
     }
-    quick_ = may_be_quick_;
-    if (plain_ && !only_largest) return PlainScales(index, tokens * groups);
-    ForVectors(tokens * groups, [&](int64_t g, int64_t n) HWY_ATTR { CalibrateChannels(index + g, g, g, n, 1, nullptr, true, only_largest); });
+    const int64_t count = tokens * groups;
+    if (plain_ && !only_largest) PlainScales(index, count);
+    else ForVectors(count, [&](int64_t g, int64_t n) HWY_ATTR { CalibrateChannels(index + g, g, {nullptr, g, n, 1}, true, only_largest); });
+    if (!only_largest) PutFactors(count);
   }
 
   // Groups of some rows. A search works on a group per lane: the groups stand in `tile_` as the channels of a block do.
@@ -1134,7 +1214,6 @@ class Quantizer {
     const bool search = job_.spec.calibration == Calibration::kMse;
     if (together_ && !search) return CalibrateRanges(index, tokens, valid, rows, only_largest);
     int64_t token = 0;
-    quick_ = may_be_quick_;
     if (search && block <= kMostSearchedTokens && width_ % block == 0 && 2 * valid * groups >= lanes) {
       const float* tile[kMostSearchedTokens];
       for (int64_t i = 0; i < block; ++i) tile[i] = tile_ + i * lanes;
@@ -1150,7 +1229,7 @@ class Quantizer {
         for (int64_t k = 0; i + k < block; ++k) {
           for (int64_t g = 0; g < n; ++g) std::memcpy(tile_ + (i + k) * lanes + g, from[g] + k, 4);
         }
-        CalibrateChannels(index + group, together_ ? group : -1, 0, n, block, tile, false, only_largest);
+        CalibrateChannels(index + group, together_ ? group : -1, {tile, 0, n, block}, false, only_largest);
       }
       token = valid;
     }
@@ -1161,25 +1240,18 @@ class Quantizer {
         CalibrateRun(index + group, x, token < valid ? std::min(block, width_ - d) : 0, only_largest);
       }
     }
-    if (together_ && rest && !only_largest) LoadTogether(index, tokens * groups);
+    if (!together_ || only_largest) return;
+    if (rest) LoadTogether(index, tokens * groups);
+    else PutFactors(tokens * groups);
   }
 
   // Stored scales of whole rows for EncodeRows.
   void LoadTogether(int64_t index, int64_t count) {
     LoadScales(codec_, job_.scales, has_zeros_ ? job_.zeros : nullptr, *job_.global, index, 1, count, scales_, zeros_);
-    quick_ = may_be_quick_;
-    ForVectors(count, [&](int64_t i, int64_t n) HWY_ATTR { PutFactors(LoadFloats(scales_ + i, n), i, n); });
+    PutFactors(count);
   }
 
-  HWY_INLINE void PutFactors(VF scale, int64_t slot, int64_t n) {
-    if constexpr (C::kQuick) {
-      MF sound;
-      const VF factor = code_.Factor(scale, &sound);
-      sound = hn::Or(sound, hn::Not(hn::FirstN(DF(), static_cast<size_t>(n))));
-      quick_ = quick_ && hn::AllTrue(DF(), sound);
-      StoreFloats(factor, factors_ + slot, n);
-    }
-  }
+  void PutFactors(int64_t count) { quick_ = may_be_quick_ && Factors(count); }
 
   // absmax with f32 scales of the `count` groups whose largest magnitudes stand in hi_: what CalibrateChannels does, without its
   // choices.
@@ -1190,12 +1262,43 @@ class Quantizer {
       const VF scale = hn::Min(hn::Div(LoadFloats(hi_ + i, n), top), most);
       StoreFloats(scale, scales_ + i, n);
       StoreFloats(scale, stored + i, n);
-      PutFactors(scale, i, n);
     });
   }
 
-  // n channels from d on, one to a lane. `ready`: their ranges stand in lo_ and hi_. The scales go to scales_[slot] too.
-  void CalibrateChannels(int64_t index, int64_t slot, int64_t d, int64_t n, int64_t valid, const float* const* rows, bool ready, bool only_largest) {
+  // The halving tree over `count` vectors of nothing below 0; its first two levels without memory.
+  template <typename F>
+  HWY_INLINE VF TreeOf(int64_t count, const F& element) const {
+    VF sums[kMostSearchedTokens / 4];
+    int64_t padded = 4;
+    while (padded < count) padded *= 2;
+    const int64_t quarter = padded / 4;
+    const auto leaf = [&](int64_t i) HWY_ATTR { return i < count ? element(i) : hn::Zero(DF()); };
+    for (int64_t i = 0; i < quarter; ++i) {
+      sums[i] = hn::Add(hn::Add(leaf(i), leaf(i + 2 * quarter)), hn::Add(leaf(i + quarter), leaf(i + 3 * quarter)));
+    }
+    for (int64_t m = quarter / 2; m >= 1; m /= 2) {
+      for (int64_t i = 0; i < m; ++i) sums[i] = hn::Add(sums[i], sums[i + m]);
+    }
+    return sums[0];
+  }
+
+  Stored StoreLanes(VF scale) const {
+    Stored stored = StoreScales(job_.spec.scale_type, scale, Value(global_));
+    if (codec_.e8m0_zero && job_.spec.scale_type == ScaleType::kE8M0) {
+      stored.value = hn::IfThenElseZero(hn::RebindMask(DF(), hn::Ne(stored.bits, hn::Zero(DU()))), stored.value);
+    }
+    return stored;
+  }
+  VF ZeroPoints(VF low, VF scale) const {
+    VF q = hn::Round(hn::Div(hn::Neg(low), scale));
+    q = hn::IfThenElseZero(hn::And(hn::Eq(q, q), hn::Not(hn::Eq(scale, hn::Zero(DF())))), q);
+    const auto offset = static_cast<float>(codec_.zero_offset);
+    return hn::Min(hn::Max(q, Value(-offset)), Value(codec_.top + offset));
+  }
+
+  // `ready`: the ranges of x stand in lo_ and hi_. The scales go to scales_[slot] too.
+  void CalibrateChannels(int64_t index, int64_t slot, const Lanes& x, bool ready, bool only_largest) {
+    const int64_t d = x.d, n = x.n, valid = x.valid;
     const VF none = hn::Zero(DF());
     VF lo = none, hi = none, amax;
     if (ready) {
@@ -1203,7 +1306,7 @@ class Quantizer {
       if (!OnlyMagnitudes()) lo = LoadFloats(lo_ + d, n);
     } else if (valid > 0 && codec_.family != Family::kLevels) {
       Range range = EmptyRange();
-      for (int64_t t = 0; t < valid; ++t) range.Add(LoadFloats(rows[t] + d, n));
+      for (int64_t t = 0; t < valid; ++t) range.Add(x.At(t));
       lo = range.lo;
       hi = range.hi;
     }
@@ -1211,7 +1314,7 @@ class Quantizer {
     VF rms = none;
     if (codec_.family == Family::kLevels && valid > 0) {
       rms = hn::Sqrt(hn::Div(TreeOf(valid, [&](int64_t t) HWY_ATTR {
-                               const VF v = LoadFloats(rows[t] + d, n);
+                               const VF v = x.At(t);
                                return hn::Mul(v, v);
                              }),
                              Value(static_cast<float>(valid))));
@@ -1231,35 +1334,20 @@ class Quantizer {
       for (int64_t i = 0; i < n; ++i) largest_ = std::max(largest_, tops[i]);
       return;
     }
-    const VF g = Value(global_);
-    const auto store = [&](VF s) HWY_ATTR {
-      Stored stored = StoreScales(job_.spec.scale_type, s, g);
-      if (codec_.e8m0_zero && job_.spec.scale_type == ScaleType::kE8M0) {
-        stored.value = hn::IfThenElseZero(hn::RebindMask(DF(), hn::Ne(stored.bits, hn::Zero(DU()))), stored.value);
-      }
-      return stored;
-    };
-    const auto zero_point = [&](VF low, VF scale) HWY_ATTR {
-      VF q = hn::Round(hn::Div(hn::Neg(low), scale));
-      q = hn::IfThenElseZero(hn::And(hn::Eq(q, q), hn::Not(hn::Eq(scale, none))), q);
-      const auto offset = static_cast<float>(codec_.zero_offset);
-      return hn::Min(hn::Max(q, Value(-offset)), Value(codec_.top + offset));
-    };
     VU bits;
     VF zero = none, value;
     if (job_.spec.calibration != Calibration::kMse) {
-      const Stored stored = store(top);
+      const Stored stored = StoreLanes(top);
       bits = stored.bits;
       value = stored.value;
-      if (!Symmetric()) zero = zero_point(hn::Min(lo, none), stored.value);
+      if (!Symmetric()) zero = ZeroPoints(hn::Min(lo, none), stored.value);
     } else {
-      bits = SearchChannels(d, n, valid, rows, lo, hi, amax, rms, top, store, zero_point, &zero, &value);
+      bits = SearchLanes(x, {lo, hi, amax, rms, top}, &zero, &value);
     }
     if (slot >= 0) {
       // For EncodeRows, as LoadScales would give them.
       StoreFloats(value, scales_ + slot, n);
       StoreFloats(zero, zeros_ + slot, n);
-      PutFactors(value, slot, n);
     }
     if (n == LaneCount() && job_.spec.scale_type == ScaleType::kF32 && !has_zeros_) {
       return hn::StoreU(bits, DU(), reinterpret_cast<uint32_t*>(job_.scales) + index);
@@ -1273,11 +1361,194 @@ class Quantizer {
     }
   }
 
-  // SearchRun with a group in every lane. Where the codes allow it, the errors of all candidates are first found roughly, and
-  // exactly only of those that the rough ones leave in doubt.
-  template <typename StoreF, typename ZeroF>
-  VU SearchChannels(int64_t d, int64_t n, int64_t valid, const float* const* rows, VF lo, VF hi, VF amax, VF rms, VF top, const StoreF& store,
-                    const ZeroF& zero_point, VF* best_zero, VF* best_value) const {
+  // ---- Encoding ----
+
+  bool EncodeAll(Packer* packer) {
+    const Shape& shape = job_.shape;
+    if (!Transformed() && job_.token_stride == width_ && job_.valid == shape.tokens && job_.grid.stride[3] == 0 && job_.grid.stride[2] == 0) {
+      // One scale for all tokens of a head, and they lie side by side: rows may be of any width.
+      const int64_t all = shape.tokens * width_;
+      for (int64_t b = 0; b < shape.batch; ++b) {
+        for (int64_t h = 0; h < shape.heads; ++h) {
+          const float* x = static_cast<const float*>(job_.source) + b * job_.batch_stride + h * job_.head_stride;
+          const float* rows[kSearchRows];
+          LoadTogether(IndexOf(job_.grid, b, h, 0, 0), 1);
+          for (int64_t i = 0; i < all;) {
+            const int64_t width = std::min(kChunk, all - i), count = std::min(kSearchRows, (all - i) / width);
+            for (int64_t k = 0; k < count; ++k, i += width) rows[k] = x + i;
+            // The processor's own prefetching ends at each page of memory.
+            EncodeReady({rows, count, count, width, 0, 2 * kChunk * 4, ScaledBy::kRow}, packer);
+          }
+        }
+      }
+      packer->Finish();
+      return ok_;
+    }
+    ForBlocks([&](int64_t b, int64_t h, int64_t t, int64_t tokens, int64_t valid, const float* const* rows) {
+      EncodeRows(b, h, t, tokens, valid, rows, packer);
+    });
+    packer->Finish();
+    return ok_;
+  }
+
+  void EncodeReady(const ReadyRows& ready, Packer* packer) {
+    if (quick_) return EncodeQuickly(ready, packer);
+    const float *scales = scales_, *zeros = zeros_;
+    for (int64_t k = 0; k < ready.tokens; ++k, scales += ready.groups, zeros += ready.groups) {
+      const bool some = k < ready.valid;
+      if (ready.ahead != 0 && some) Fetch(ready.rows[k], ready.ahead, ready.width * 4);
+      const float* x = some ? ready.rows[k] : kZeroRow;
+      uint8_t* codes = packer->Reserve(ready.width);
+      if (ready.by != ScaledBy::kVector) {
+        EncodeSlowly(x, ready.width, codes, scales, zeros, ready.by == ScaledBy::kEach);
+      } else {
+        // The ranges are not needed any more.
+        const ScaleByVector<true> at{{scales, zeros, nullptr}, group_};
+        ForVectors(ready.width, [&](int64_t i, int64_t n) HWY_ATTR {
+          VF scale, zero;
+          at(i, n, &scale, &zero);
+          StoreFloats(scale, hi_ + i, n);
+          StoreFloats(zero, lo_ + i, n);
+        });
+        EncodeSlowly(x, ready.width, codes, hi_, lo_, true);
+      }
+      packer->Commit(ready.width);
+    }
+  }
+
+  void EncodeRows(int64_t b, int64_t h, int64_t t, int64_t tokens, int64_t valid, const float* const* rows, Packer* packer) {
+    const bool given = job_.spec.calibration == Calibration::kGiven;
+    // Scales come from a pass of their own over the rows: without this the memory would idle here and the core there.
+    const int64_t ahead = Transformed() ? 0 : 2 * tokens * job_.token_stride * 4;
+    if (together_) {
+      const int64_t groups = CeilDiv(width_, job_.spec.block);
+      if (given) LoadTogether(IndexOf(job_.grid, b, h, t, 0), tokens * groups);
+      return EncodeReady({rows, tokens, valid, width_, groups, ahead, groups == 1 ? ScaledBy::kRow : ScaledBy::kVector}, packer);
+    }
+    if (job_.spec.axis == Axis::kChannel && !given && width_ <= kChunk) {
+      return EncodeReady({rows, tokens, valid, width_, 0, ahead, ScaledBy::kEach}, packer);
+    }
+    const bool each = job_.grid.stride[3] != 0 && job_.grid.div[3] == 1;
+    const int64_t run = job_.grid.stride[3] == 0 ? width_ : job_.grid.div[3];
+    const uint8_t* zeros = has_zeros_ ? job_.zeros : nullptr;
+    const float global = *job_.global;
+    for (int64_t k = 0; k < tokens; ++k) {
+      for (int64_t begin = 0; begin < width_; begin += kChunk) {
+        const int64_t count = std::min(kChunk, width_ - begin);
+        const float* x = k < valid ? rows[k] + begin : kZeroRow;
+        uint8_t* codes = packer->Reserve(count);
+        int64_t index = IndexOf(job_.grid, b, h, t + k, begin);
+        if (each) {
+          if (loaded_ != index) {
+            LoadScales(codec_, job_.scales, zeros, global, index, job_.grid.stride[3], count, scales_, zeros_);
+            loaded_ = index;
+          }
+          EncodeSlowly(x, count, codes, scales_, zeros_, true);
+        } else {
+          for (int64_t i = 0; i < count; index += job_.grid.stride[3]) {
+            const int64_t n = i == 0 && begin > 0 ? std::min(count, run - begin % run) : std::min(count - i, run);
+            const Scale scale = LoadScaleAt(codec_, job_.scales, zeros, global, index);
+            const auto zero = static_cast<float>(scale.zero);
+            EncodeSlowly(x + i, n, codes + i, &scale.value, &zero, false);
+            i += n;
+          }
+        }
+        packer->Commit(count);
+      }
+    }
+  }
+
+ public:
+  static constexpr int64_t kMostRows = 1024;  // of a channel block
+
+ protected:
+  const QuantizeJob& job_;
+  const Codec& codec_;
+  const int64_t width_;
+  const bool has_zeros_;
+  bool ok_ = true, looked_ = false;  // looked_: ok_ is about all rows
+  float global_ = 1.0f, largest_ = 0.0f;
+  float whole_lo_ = INFINITY, whole_hi_ = -INFINITY;
+  int64_t whole_head_ = -1;
+  int64_t loaded_ = -1;  // index of the first scale in scales_
+  alignas(64) float tile_[kMostSearchedTokens * kMaxLanes];
+  alignas(64) float errors_[kMostSearched + kMaxLanes];
+  bool may_be_quick_ = false, together_ = false, within_ = false, plain_ = false;
+  bool quick_ = false;  // whether factors_ holds for all of scales_
+  uint16_t group_[kChunk / 4] = {};
+  // Of the groups or channels that are worked on.
+  alignas(64) float lo_[kChunk], hi_[kChunk], scales_[kChunk], zeros_[kChunk] = {}, factors_[kChunk];
+};
+
+template <typename C>
+class QuantizerOf final : public Quantizer {
+ public:
+  QuantizerOf(const QuantizeJob& job, const Codec& codec, const C& code) : Quantizer(job, codec, C::kQuick && code.quick()), code_(code) {}
+
+ private:
+  bool Factors(int64_t count) override {
+    MF all = hn::Eq(hn::Zero(DF()), hn::Zero(DF()));
+    if constexpr (C::kQuick) {
+      ForVectors(count, [&](int64_t i, int64_t n) HWY_ATTR {
+        MF sound;
+        const VF factor = code_.Factor(LoadFloats(scales_ + i, n), &sound);
+        if (n < LaneCount()) sound = hn::Or(sound, hn::Not(hn::FirstN(DF(), static_cast<size_t>(n))));
+        all = hn::And(all, sound);
+        StoreFloats(factor, factors_ + i, n);
+      });
+    }
+    return hn::AllTrue(DF(), all);
+  }
+
+  HWY_INLINE VF RoundTrip(VF x, VF scale, VF zero) const {
+    if constexpr (C::kLevels) {
+      VU code;
+      const VF level = code_.Nearest(hn::Div(x, scale), &code);
+      return hn::IfThenElseZero(hn::Not(hn::Eq(scale, hn::Zero(DF()))), hn::Mul(level, scale));
+    } else if constexpr (C::kSigned) {
+      return code_.RoundTrip(x, scale, zero);
+    } else {
+      return code_.Decode(hn::BitCast(DU(), code_.Encode(x, scale, zero)), scale, zero);
+    }
+  }
+
+  void Squares(Lanes x, VF scale, VF zero, float* out) const override {
+    for (int64_t t = 0; t < x.valid; ++t) {
+      const VF v = x.At(t), e = hn::Sub(v, RoundTrip(v, scale, zero));
+      StoreFloats(hn::Mul(e, e), out + t * x.n, x.n);
+    }
+  }
+
+  HWY_INLINE VF RoughSum(const Lanes& x, VF factor, VF scale, VF zero) const {
+    VF error = hn::Zero(DF());
+    const auto* const* rows = x.rows;
+    const int64_t d = x.d, n = x.n, valid = x.valid;
+    const auto sum = [&](const auto& load) HWY_ATTR {
+      VF other = hn::Zero(DF());
+      int64_t t = 0;
+      for (; t + 2 <= valid; t += 2) {
+        const VF e = code_.Rough(load(t), factor, scale, zero), f = code_.Rough(load(t + 1), factor, scale, zero);
+        error = hn::MulAdd(e, e, error);
+        other = hn::MulAdd(f, f, other);
+      }
+      if (t < valid) {
+        const VF e = code_.Rough(load(t), factor, scale, zero);
+        error = hn::MulAdd(e, e, error);
+      }
+      error = hn::Add(error, other);
+    };
+    // A tile's rows follow each other, and have whole vectors.
+    if (rows[0] == tile_) sum([&](int64_t t) HWY_ATTR { return hn::Load(DF(), tile_ + t * LaneCount()); });
+    else if (n == LaneCount()) sum([&](int64_t t) HWY_ATTR { return hn::LoadU(DF(), rows[t] + d); });
+    else sum([&](int64_t t) HWY_ATTR { return LoadFloats(rows[t] + d, n); });
+    return error;
+  }
+
+  // Where the code allows it, the errors of all candidates are first found roughly, and exactly only of those that the rough
+  // ones leave in doubt.
+  VU SearchLanes(const Lanes& x, const Extent& extent, VF* best_zero, VF* best_value) const override {
+    const VF lo = extent.lo, hi = extent.hi, amax = extent.amax, rms = extent.rms, top = extent.top;
+    const int64_t valid = x.valid;
     const bool levels = codec_.family == Family::kLevels, symmetric = Symmetric();
     const bool prune = codec_.family == Family::kInteger && codec_.is_signed;
     const VF none = hn::Zero(DF()), never = Value(INFINITY);
@@ -1298,23 +1569,29 @@ class Quantizer {
                             (levels || hn::AllTrue(DF(), hn::Or(hn::Eq(amax, none), hn::Gt(amax, Value(1e-30f)))));
     VU lowest = hn::Zero(DU()), current = lowest, hits = Word(0xffffffff);
     if (count_down) {
-      current = store(top).bits;
+      current = StoreLanes(top).bits;
       if (levels) {
         hits = lowest;
-        for (int i = 0; i < kRmsRatioCount; ++i) hits = hn::Or(hits, hn::Shl(Word(1), hn::Sub(current, store(hn::Mul(rms, Value(RmsRatio(i)))).bits)));
-        lowest = store(hn::Mul(rms, Value(RmsRatio(0)))).bits;
+        for (int i = 0; i < kRmsRatioCount; ++i) hits = hn::Or(hits, hn::Shl(Word(1), hn::Sub(current, StoreLanes(hn::Mul(rms, Value(RmsRatio(i)))).bits)));
+        lowest = StoreLanes(hn::Mul(rms, Value(RmsRatio(0)))).bits;
       } else {
-        lowest = store(hn::Div(hn::Mul(Value(Ratio(0)), amax), Value(codec_.top))).bits;
+        lowest = StoreLanes(hn::Div(hn::Mul(Value(Ratio(0)), amax), Value(codec_.top))).bits;
       }
     }
     alignas(64) uint32_t bits[kRatioCount * kMaxLanes];
     alignas(64) float values[kRatioCount * kMaxLanes], zeros[kRatioCount * kMaxLanes], errors[kRatioCount * kMaxLanes];
     MF candidate[kRatioCount];
     const auto exact = [&](VF value, VF zero) HWY_ATTR {
-      return valid == 0 ? none : TreeOf(valid, [&](int64_t t) HWY_ATTR {
-        const VF x = LoadFloats(rows[t] + d, n), e = hn::Sub(x, RoundTrip(x, value, zero));
-        return hn::Mul(e, e);
-      });
+      if (valid == 0) return none;
+      if constexpr (C::kRough) {
+        return TreeOf(valid, [&](int64_t t) HWY_ATTR {
+          const VF v = x.At(t), e = hn::Sub(v, RoundTrip(v, value, zero));
+          return hn::Mul(e, e);
+        });
+      }
+      alignas(64) float squares[kMostSearchedTokens * kMaxLanes];
+      Squares(x, value, zero, squares);
+      return TreeOf(valid, [&](int64_t t) HWY_ATTR { return LoadFloats(squares + t * x.n, x.n); });
     };
     // The candidates from the largest scale down, with their errors. A lane may repeat the one before, or have none.
     int count = 0;
@@ -1330,11 +1607,11 @@ class Quantizer {
         if (step > 0) current = hn::Add(current, hn::VecFromMask(DU(), hn::Gt(current, lowest)));
         stored = {current, hn::Mul(DecodeE4M3(current), Value(global_))};
       } else {
-        stored = store(levels ? hn::Mul(rms, ratio) : symmetric ? hn::Div(hn::Mul(ratio, amax), Value(codec_.top)) : hn::Mul(ratio, top));
+        stored = StoreLanes(levels ? hn::Mul(rms, ratio) : symmetric ? hn::Div(hn::Mul(ratio, amax), Value(codec_.top)) : hn::Mul(ratio, top));
       }
       VF zero = none;
       if (!levels && !symmetric) {
-        zero = zero_point(hn::Sub(hn::Mul(hn::Add(from, to), Value(0.5f)), hn::Mul(hn::Mul(ratio, hn::Sub(to, from)), Value(0.5f))), stored.value);
+        zero = ZeroPoints(hn::Sub(hn::Mul(hn::Add(from, to), Value(0.5f)), hn::Mul(hn::Mul(ratio, hn::Sub(to, from)), Value(0.5f))), stored.value);
       }
       const VF enough = beyond(least);
       if (prune && count > 0) {
@@ -1357,24 +1634,7 @@ class Quantizer {
             const VF ends = hn::Max(hn::Mul(first, first), hn::Mul(second, second));
             if (count > 0 && hn::AllTrue(DF(), hn::Or(hn::Gt(ends, hn::Add(enough, slack)), hn::Eq(amax, none)))) continue;
           }
-          const auto sum = [&](const auto& load) HWY_ATTR {
-            VF other = none;
-            int64_t t = 0;
-            for (; t + 2 <= valid; t += 2) {
-              const VF e = code_.Rough(load(t), factor, stored.value, zero), f = code_.Rough(load(t + 1), factor, stored.value, zero);
-              error = hn::MulAdd(e, e, error);
-              other = hn::MulAdd(f, f, other);
-            }
-            if (t < valid) {
-              const VF e = code_.Rough(load(t), factor, stored.value, zero);
-              error = hn::MulAdd(e, e, error);
-            }
-            error = hn::Add(error, other);
-          };
-          // A tile's rows follow each other, and have whole vectors.
-          if (rows[0] == tile_) sum([&](int64_t t) HWY_ATTR { return hn::Load(DF(), tile_ + t * LaneCount()); });
-          else if (n == LaneCount()) sum([&](int64_t t) HWY_ATTR { return hn::LoadU(DF(), rows[t] + d); });
-          else sum([&](int64_t t) HWY_ATTR { return LoadFloats(rows[t] + d, n); });
+          error = RoughSum(x, factor, stored.value, zero);
         }
       }
       if (!roughly) error = exact(stored.value, zero);
@@ -1419,155 +1679,43 @@ class Quantizer {
     return best_bits;
   }
 
-  // The halving tree over `count` vectors of nothing below 0; its first two levels without memory.
-  template <typename F>
-  HWY_INLINE VF TreeOf(int64_t count, const F& element) const {
-    VF sums[kMostSearchedTokens / 4];
-    int64_t padded = 4;
-    while (padded < count) padded *= 2;
-    const int64_t quarter = padded / 4;
-    const auto leaf = [&](int64_t i) HWY_ATTR { return i < count ? element(i) : hn::Zero(DF()); };
-    for (int64_t i = 0; i < quarter; ++i) {
-      sums[i] = hn::Add(hn::Add(leaf(i), leaf(i + 2 * quarter)), hn::Add(leaf(i + quarter), leaf(i + 3 * quarter)));
-    }
-    for (int64_t m = quarter / 2; m >= 1; m /= 2) {
-      for (int64_t i = 0; i < m; ++i) sums[i] = hn::Add(sums[i], sums[i + m]);
-    }
-    return sums[0];
-  }
-
   // ---- Encoding ----
 
-  bool EncodeAll(Packer* packer) {
-    const Shape& shape = job_.shape;
-    if (!Transformed() && job_.token_stride == width_ && job_.valid == shape.tokens && job_.grid.stride[3] == 0 && job_.grid.stride[2] == 0) {
-      // One scale for all tokens of a head, and they lie side by side.
-      const uint8_t mask = MaskOf(codec_.bits);
-      const int64_t all = shape.tokens * width_;
-      for (int64_t b = 0; b < shape.batch; ++b) {
-        for (int64_t h = 0; h < shape.heads; ++h) {
-          const float* x = static_cast<const float*>(job_.source) + b * job_.batch_stride + h * job_.head_stride;
-          const Scale scale = LoadScaleAt(codec_, job_.scales, has_zeros_ ? job_.zeros : nullptr, *job_.global, IndexOf(job_.grid, b, h, 0, 0));
-          const OneScale<true> one = One(scale);
-          VF factor = hn::Zero(DF());
-          bool quick = false;
-          if constexpr (C::kQuick) {
-            MF sound;
-            factor = code_.Factor(one.scale, &sound);
-            quick = may_be_quick_ && hn::AllTrue(DF(), sound);
-          }
-          const OneScale<C::kSigned> with{one.scale, one.zero, factor};
-          const OneScale<false> without{one.scale, one.zero, factor};
-          for (int64_t i = 0; i < all; i += kChunk) {
-            const int64_t count = std::min(kChunk, all - i);
-            Fetch(x + i, 2 * kChunk * 4, count * 4);  // the processor's own prefetching ends at each page of memory
-            if (has_zeros_) EncodeWith(quick, x + i, count, packer->Reserve(count), mask, with);
-            else EncodeWith(quick, x + i, count, packer->Reserve(count), mask, without);
-            packer->Commit(count);
-          }
-        }
-      }
-      packer->Finish();
-      return ok_;
-    }
-    ForBlocks([&](int64_t b, int64_t h, int64_t t, int64_t tokens, int64_t valid, const float* const* rows) {
-      EncodeRows(b, h, t, tokens, valid, rows, packer);
-    });
-    packer->Finish();
-    return ok_;
+  void EncodeSlowly(const float* x, int64_t count, uint8_t* codes, const float* scales, const float* zeros, bool each) const override {
+    EncodeRun(code_, x, count, codes, MaskOf(codec_.bits), scales, zeros, each);
   }
 
-  template <typename At>
-  HWY_INLINE void EncodeWith(bool quick, const float* x, int64_t count, uint8_t* codes, uint8_t mask, const At& at) const {
+  void EncodeQuickly(const ReadyRows& ready, Packer* packer) const override {
     if constexpr (C::kQuick) {
-      if (quick && within_) return EncodeQuick<false>(code_, x, count, codes, mask, at);
-      if (quick) return EncodeQuick<true>(code_, x, count, codes, mask, at);
-    }
-    EncodeRun(code_, x, count, codes, mask, at);
-  }
-
-  // Rows of one chunk each, whose scales stand ready.
-  template <typename At>
-  HWY_INLINE void EncodeReady(int64_t tokens, int64_t valid, const float* const* rows, Packer* packer, At at, int64_t groups) const {
-    const uint8_t mask = MaskOf(codec_.bits);
-    // Scales come from a pass of their own over the rows: without this the memory would idle here and the core there.
-    const int64_t ahead = Transformed() ? 0 : 2 * tokens * job_.token_stride * 4;
-    for (int64_t k = 0; k < tokens; ++k) {
-      if (ahead != 0 && k < valid) Fetch(rows[k], ahead, width_ * 4);
-      EncodeWith(quick_, k < valid ? rows[k] : kZeroRow, width_, packer->Reserve(width_), mask, at.Row());
-      packer->Commit(width_);
-      at.scales += groups;
-      at.zeros += groups;
-      at.factors += groups;
-    }
-  }
-
-  void EncodeRows(int64_t b, int64_t h, int64_t t, int64_t tokens, int64_t valid, const float* const* rows, Packer* packer) {
-    if (together_) {
-      const int64_t groups = CeilDiv(width_, job_.spec.block);
-      if (job_.spec.calibration == Calibration::kGiven) LoadTogether(IndexOf(job_.grid, b, h, t, 0), tokens * groups);
-      const ScaleEach<C::kSigned> with{scales_, zeros_, factors_};
-      const ScaleEach<false> without{scales_, zeros_, factors_};
-      if (groups == 1 && has_zeros_) return EncodeReady(tokens, valid, rows, packer, ScaleByRow<C::kSigned>{with}, groups);
-      if (groups == 1) return EncodeReady(tokens, valid, rows, packer, ScaleByRow<false>{without}, groups);
-      if (has_zeros_) return EncodeReady(tokens, valid, rows, packer, ScaleByVector<C::kSigned>{with, group_}, groups);
-      return EncodeReady(tokens, valid, rows, packer, ScaleByVector<false>{without, group_}, groups);
-    }
-    if (job_.spec.axis == Axis::kChannel && job_.spec.calibration != Calibration::kGiven && width_ <= kChunk) {
-      if (has_zeros_) return EncodeReady(tokens, valid, rows, packer, ScaleEach<C::kSigned>{scales_, zeros_, factors_}, 0);
-      return EncodeReady(tokens, valid, rows, packer, ScaleEach<false>{scales_, zeros_, factors_}, 0);
-    }
-    const bool each = job_.grid.stride[3] != 0 && job_.grid.div[3] == 1;
-    const int64_t run = job_.grid.stride[3] == 0 ? width_ : job_.grid.div[3];
-    const uint8_t mask = MaskOf(codec_.bits);
-    const uint8_t* zeros = has_zeros_ ? job_.zeros : nullptr;
-    const float global = *job_.global;
-    for (int64_t k = 0; k < tokens; ++k) {
-      for (int64_t begin = 0; begin < width_; begin += kChunk) {
-        const int64_t count = std::min(kChunk, width_ - begin);
-        const float* x = k < valid ? rows[k] + begin : kZeroRow;
-        uint8_t* codes = packer->Reserve(count);
-        int64_t index = IndexOf(job_.grid, b, h, t + k, begin);
-        if (each) {
-          if (loaded_ != index) {
-            LoadScales(codec_, job_.scales, zeros, global, index, job_.grid.stride[3], count, scales_, zeros_);
-            loaded_ = index;
-          }
-          EncodeRun(code_, x, count, codes, mask, ScaleEach<true>{scales_, zeros_, factors_});
-        } else {
-          for (int64_t i = 0; i < count; index += job_.grid.stride[3]) {
-            const int64_t n = i == 0 && begin > 0 ? std::min(count, run - begin % run) : std::min(count - i, run);
-            const Scale scale = LoadScaleAt(codec_, job_.scales, zeros, global, index);
-            EncodeRun(code_, x + i, n, codes + i, mask, One(scale));
-            i += n;
-          }
-        }
-        packer->Commit(count);
+      if constexpr (C::kSigned) {
+        if (has_zeros_) return EncodeBy<true, true>(ready, packer);
       }
+      if constexpr (!C::kLevels) {
+        if (within_) return EncodeBy<false, false>(ready, packer);
+      }
+      EncodeBy<false, true>(ready, packer);
+    }
+  }
+  template <bool kZeros, bool kClamp>
+  void EncodeBy(const ReadyRows& ready, Packer* packer) const {
+    const ScaleEach<kZeros> each{scales_, zeros_, factors_};
+    if (ready.by == ScaledBy::kRow) EncodeTokens<kClamp>(ready, packer, ScaleByRow<kZeros>{each});
+    else if (ready.by == ScaledBy::kVector) EncodeTokens<kClamp>(ready, packer, ScaleByVector<kZeros>{each, group_});
+    else EncodeTokens<kClamp>(ready, packer, each);
+  }
+  // `ready` is a copy: what is read through a reference is read again after each store.
+  template <bool kClamp, typename At>
+  void EncodeTokens(ReadyRows ready, Packer* packer, const At& at) const {
+    const uint8_t mask = MaskOf(codec_.bits);
+    for (int64_t k = 0; k < ready.tokens; ++k) {
+      const bool some = k < ready.valid;
+      if (ready.ahead != 0 && some) Fetch(ready.rows[k], ready.ahead, ready.width * 4);
+      EncodeQuick<kClamp>(code_, some ? ready.rows[k] : kZeroRow, ready.width, packer->Reserve(ready.width), mask, at.Row(k * ready.groups));
+      packer->Commit(ready.width);
     }
   }
 
- public:
-  static constexpr int64_t kMostRows = 1024;  // of a channel block
-
- private:
-  const QuantizeJob& job_;
-  const Codec& codec_;
   const C& code_;
-  const int64_t width_;
-  const bool has_zeros_;
-  bool ok_ = true, looked_ = false;  // looked_: ok_ is about all rows
-  float global_ = 1.0f, largest_ = 0.0f;
-  float whole_lo_ = INFINITY, whole_hi_ = -INFINITY;
-  int64_t whole_head_ = -1;
-  int64_t loaded_ = -1;  // index of the first scale in scales_
-  alignas(64) float tile_[kMostSearchedTokens * kMaxLanes];
-  alignas(64) float errors_[kMostSearched + kMaxLanes];
-  bool may_be_quick_ = false, together_ = false, within_ = false, plain_ = false;
-  bool quick_ = false;  // whether factors_ holds for all of scales_
-  uint16_t group_[kChunk / 4] = {};
-  // Of the groups or channels that are worked on.
-  alignas(64) float lo_[kChunk], hi_[kChunk], scales_[kChunk], zeros_[kChunk], factors_[kChunk];
 };
 
 bool AllFinite(const QuantizeJob& job) {
@@ -1592,7 +1740,7 @@ bool Takes(const QuantizeJob& job, const Codec& codec) {
   if (mse && (spec.axis == Axis::kTensor || spec.axis == Axis::kHead)) return false;
   if (mse && spec.axis == Axis::kToken && spec.block > kMostSearched) return false;
   if (spec.axis == Axis::kToken && codec.family == Family::kLevels && spec.block > kMostSearched) return false;
-  if (spec.axis == Axis::kChannel && spec.block > (mse ? kMostSearchedTokens : Quantizer<IntegerCode>::kMostRows)) return false;
+  if (spec.axis == Axis::kChannel && spec.block > (mse ? kMostSearchedTokens : Quantizer::kMostRows)) return false;
   const bool plain_given = spec.calibration == Calibration::kGiven && codec.family == Family::kInteger && job.hadamard == 0 && job.center == nullptr;
   if (job.options.non_finite == NonFinite::kError || (plain_given && job.options.non_finite == NonFinite::kPass)) return true;
   return AllFinite(job);
@@ -1716,7 +1864,7 @@ void Quantize(const QuantizeJob& job) {
   }
   if (Takes(job, codec)) {
     bool done = false;
-    WithCode(codec, [&](const auto& code) { done = Quantizer(job, codec, code).Run(); });
+    WithCode(codec, [&](const auto& code) { done = QuantizerOf(job, codec, code).Run(); });
     if (done) return;
   }
   kReferenceBackend.quantize(job);
