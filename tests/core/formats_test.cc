@@ -304,6 +304,27 @@ TEST_P(Formats, OverflowCanBeNan) {
   EXPECT_TRUE(std::isnan(y[1]) && std::isnan(y[2]));
 }
 
+// Where a block's scale has no finite reciprocal, 0 times it is a NaN, whose code is 0.
+TEST_P(Formats, Nvfp4OfScalesWithoutReciprocal) {
+  const Shape shape{1, 1, 16, 64};
+  auto x = Normal(shape.elements(), 32);
+  for (size_t i = 0; i < x.size(); i += 5) x[i] = i % 2 == 0 ? 0.0f : -0.0f;
+  auto small = x;
+  for (float& v : small) v *= 1e-40f;
+  SpecOptions given;
+  given.global = GlobalScale::kGiven;
+  given.given_global = 1e-40f;
+  for (const char* spec : {"nvfp4", "nvfp4-4over6"}) {
+    for (const auto& options : {SpecOptions(), given}) {
+      const auto& data = options.global == GlobalScale::kGiven ? x : small;
+      const Encoded got = Quantize(backend(), spec, shape, data.data(), Type::f32, -1, options);
+      EXPECT_EQ(Same(got, Quantize(*AllBackends().back(), spec, shape, data.data(), Type::f32, -1, options)), "") << spec;
+      const auto codes = CodesOf(got);
+      for (size_t i = 0; i < codes.size(); i += 5) EXPECT_EQ(codes[i] & 7, 0) << spec << " element " << i;
+    }
+  }
+}
+
 // A stored scale that was rounded down takes the largest element beyond 464 in every candidate of a search.
 TEST_P(Formats, OverflowToNanInEveryCandidateTakesTheLargestScale) {
   const Shape shape{1, 2, 40, 48};

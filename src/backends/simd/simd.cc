@@ -1779,6 +1779,7 @@ bool QuantizeNvfp4(const QuantizeJob& job) {
     amax = hn::ReduceMax(DF(), hn::Max(most, other));
   }
   const float g = *job.global = Nvfp4Global(job.options, amax);
+  if (g < 0x1p-118f) return false;  // a reciprocal may be infinite, and 0 times it a NaN
   Packer packer(4, job.codes, SizesOf(job.spec, job.shape).codes);
   const CodeBytes<FloatCode<2>> bytes(FloatCode<2>(), 0xff);
   int64_t index = 0;
