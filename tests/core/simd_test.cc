@@ -205,6 +205,42 @@ TEST_P(Simd, NeighboursOfBorders) {
   }
 }
 
+// Searches of level tables judge scales in fixed point first: blocks of every shape, from flat to a single value far out, where scales
+// are nearly as good as each other or coarse, and quotients at borders.
+TEST_P(Simd, LevelsOfManyDistributions) {
+  std::mt19937 random(12);
+  std::normal_distribution<float> normal;
+  const int rounds = kShapes / 10 + 2;
+  for (const char* type : {"lm4", "lm3", "lm2"}) {
+    for (const char* rest : {"/token/16/mse/e4m3", "/token/32/mse/f16", "/token/64/mse/e4m3", "/token/64/mse/f32", "/token/64/mse/e8m0", "/token/128/mse/bf16", "/channel/32/mse/e4m3"}) {
+      for (int round = 0; round < rounds; ++round) {
+        const std::string spec = std::string(type) + rest;
+        SCOPED_TRACE(spec + " " + std::to_string(round));
+        const Shape shape{1, 1, 9, 128};
+        std::vector<float> x(static_cast<size_t>(shape.elements()));
+        for (size_t begin = 0; begin < x.size(); begin += 16) {
+          const int kind = static_cast<int>(random() % 8);
+          const float size = std::ldexp(1.0f, round % 2 == 0 ? 0 : -static_cast<int>(random() % 24));  // small beside others: coarse scales
+          for (size_t i = begin; i < begin + 16; ++i) {
+            float v = normal(random);
+            if (kind == 1) v = std::copysign(1.0f, v);
+            if (kind == 2) v = std::copysign(static_cast<float>(random() % 1000) * 0.001f, v);
+            if (kind == 3) v = v * v * v * v * v;
+            if (kind == 4) v = i == begin ? 1.0f : 0.0f;
+            if (kind == 5) v = std::copysign(LevelMiddle(4, 8 + static_cast<int>(random() % 7)), v);
+            if (kind == 6) v = std::copysign(PositiveLevel(3, static_cast<int>(random() % 4)), v);
+            if (kind == 7) v = i % 2 == 0 ? v : 1e-20f * v;
+            x[i] = v * size;
+          }
+        }
+        const auto want = test::Quantize(kReferenceBackend, spec, shape, x.data());
+        ExpectSame(test::Quantize(*GetParam(), spec, shape, x.data()), want);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 // Outputs that caches do not hold are written another way: the same rows as in pieces.
 TEST_P(Simd, LargePayloads) {
   for (const char* text : {"int8/token", "int3/token"}) {

@@ -86,31 +86,37 @@ HWY_INLINE void BlockMagnitudes(const float* HWY_RESTRICT x, int64_t count, int6
   const hn::CappedTag<float, 8> d;
   using V = hn::Vec<decltype(d)>;
   constexpr int64_t kLanes = HWY_LANES(float) > 8 ? 8 : HWY_LANES(float);
+  // Magnitudes are in order as integers too, and a mask in a register is cheaper than what some machines do for hn::Abs.
+  const hn::RebindToSigned<decltype(d)> di;
+  using VInt = hn::Vec<decltype(di)>;
+  const auto mask = hn::Set(di, 0x7fffffff);
+  const auto at = [=](const float* from) HWY_ATTR { return hn::And(hn::BitCast(di, hn::LoadU(d, from)), mask); };
   const auto of_block = [&](int64_t b) HWY_ATTR {
-    const float* from = x + b * block;
-    V most = hn::Abs(hn::LoadU(d, from)), other = most;
-    int64_t i = kLanes;
-    for (; i + 2 * kLanes <= block; i += 2 * kLanes) {
-      most = hn::Max(most, hn::Abs(hn::LoadU(d, from + i)));
-      other = hn::Max(other, hn::Abs(hn::LoadU(d, from + i + kLanes)));
+    const float *from = x + b * block, *const end = from + block;
+    VInt most = hn::Zero(di), other = most;
+    for (; from + 4 * kLanes <= end; from += 4 * kLanes) {
+      most = hn::Max(most, hn::Max(at(from), at(from + kLanes)));
+      other = hn::Max(other, hn::Max(at(from + 2 * kLanes), at(from + 3 * kLanes)));
     }
-    if (i < block) most = hn::Max(most, hn::Abs(hn::LoadU(d, from + i)));
-    return hn::Max(most, other);
+    for (; from < end; from += kLanes) most = hn::Max(most, at(from));
+    return hn::BitCast(d, hn::Max(most, other));
   };
   const auto fold = [&](V a, V b) HWY_ATTR { return hn::Max(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b)); };
   const hn::Repartition<uint64_t, decltype(d)> d64;
   // Of four blocks, in each 16 bytes.
-  const auto fold_four = [&](int64_t b) HWY_ATTR {
-    const auto ab = hn::BitCast(d64, fold(of_block(b), of_block(b + 1))), ce = hn::BitCast(d64, fold(of_block(b + 2), of_block(b + 3)));
+  const auto fold_four = [&](const V* v) HWY_ATTR {
+    const auto ab = hn::BitCast(d64, fold(v[0], v[1])), ce = hn::BitCast(d64, fold(v[2], v[3]));
     return hn::Max(hn::BitCast(d, hn::InterleaveLower(d64, ab, ce)), hn::BitCast(d, hn::InterleaveUpper(d64, ab, ce)));
   };
   int64_t b = 0;
   for (; b + kLanes <= count; b += kLanes) {
+    V v[kLanes];
+    for (int64_t k = 0; k < kLanes; ++k) v[k] = of_block(b + k);
     if constexpr (kLanes == 8) {
-      const V low = fold_four(b), high = fold_four(b + 4);
+      const V low = fold_four(v), high = fold_four(v + 4);
       hn::StoreU(hn::Max(hn::ConcatLowerLower(d, high, low), hn::ConcatUpperUpper(d, high, low)), d, out + b);
     } else {
-      hn::StoreU(fold_four(b), d, out + b);
+      hn::StoreU(fold_four(v), d, out + b);
     }
   }
   for (; b < count; ++b) out[b] = hn::ReduceMax(d, of_block(b));
@@ -323,7 +329,7 @@ using MF = hn::Mask<DF>;
 HWY_INLINE MF Moderate(VF scale, float most) { return hn::And(hn::Ge(scale, Value(7.888609052210118e-31f)), hn::Le(scale, Value(most))); }
 
 struct IntegerCode {
-  static constexpr bool kSigned = true, kQuick = true, kRough = true, kLevels = false;
+  static constexpr bool kSigned = true, kQuick = true, kByHalves = false, kRough = true, kLevels = false;
   HWY_INLINE bool quick() const { return true; }
   HWY_INLINE VF Factor(VF scale, MF* sound) const {
     const auto zero = hn::Eq(scale, hn::Zero(DF()));
@@ -379,7 +385,7 @@ struct IntegerCode {
 
 template <int kKind>  // 0 e4m3, 1 e5m2, 2 e2m1, 3 e2m1tz
 struct FloatCode {
-  static constexpr bool kSigned = false, kQuick = kKind == 0, kRough = false, kLevels = false;
+  static constexpr bool kSigned = false, kQuick = kKind == 0, kByHalves = false, kRough = false, kLevels = false;
   bool overflow_nan = false;
   HWY_INLINE bool quick() const { return !overflow_nan; }
   // With 2^-120 in the factor the exponents of e4m3 are those of f32, subnormals included.
@@ -422,8 +428,8 @@ struct FloatCode {
 
 template <int kBits>
 struct LevelCode {
-  static constexpr bool kSigned = false, kQuick = HWY_LANES(float) >= 8, kRough = true, kLevels = true;
-  static constexpr int kHalf = 1 << (kBits - 1);
+  static constexpr bool kSigned = false, kQuick = true, kByHalves = HWY_LANES(float) == 4, kRough = true, kLevels = true;
+  static constexpr int kBitCount = kBits, kHalf = 1 << (kBits - 1);
   // Room for a whole vector: targets with one of 8 lanes look values up in it.
   static constexpr int kRoom = HWY_LANES(float) > 8 ? HWY_LANES(float) : 8;
   static constexpr bool kLookUp = HWY_LANES(float) >= 8;
@@ -432,6 +438,15 @@ struct LevelCode {
   float values[16] = {};  // of every code
   float positive[kRoom] = {}, middle[kRoom] = {};  // middle[i]: border between positive level i - 1 and i, middle[0] = 0
   float border[kRoom] = {}, half_gap[kRoom] = {};  // of cell i; half the way between the levels at the border
+  // In fixed point, where a cell is 2^shift steps: the low and high bytes of a border and of half a gap, of every cell and those beyond,
+  // and the levels.
+  struct Steps {
+    alignas(16) uint8_t border_low[16], border_high[16], gap_low[16], gap_high[16];
+    int16_t levels[kHalf];  // the positive ones
+  };
+  static constexpr int kFinest = 11, kCoarsest = 9;
+  Steps steps[kFinest - kCoarsest + 1];
+  const Steps& At(int shift) const { return steps[shift - kCoarsest]; }
   LevelCode() {
     for (int code = 0; code < 2 * kHalf; ++code) values[code] = Level(kBits, code);
     for (int i = 0; i < kHalf; ++i) {
@@ -441,17 +456,59 @@ struct LevelCode {
       border[i - 1] = middle[i];
       half_gap[i - 1] = (positive[i] - positive[i - 1]) * 0.5f;
     }
+    for (int shift = kCoarsest; shift <= kFinest; ++shift) {
+      Steps& to = steps[shift - kCoarsest];
+      const auto steps_of = [shift](float quotient) { return static_cast<uint32_t>(quotient / kCell * static_cast<float>(1 << shift) + 0.5f); };
+      for (int i = 0; i < 16; ++i) {
+        const int cell = i < kHalf - 1 ? i : kHalf - 2;
+        to.border_low[i] = static_cast<uint8_t>(steps_of(border[cell]));
+        to.border_high[i] = static_cast<uint8_t>(steps_of(border[cell]) >> 8);
+        to.gap_low[i] = static_cast<uint8_t>(steps_of(half_gap[cell]));
+        to.gap_high[i] = static_cast<uint8_t>(steps_of(half_gap[cell]) >> 8);
+      }
+      for (int i = 0; i < kHalf; ++i) to.levels[i] = static_cast<int16_t>(steps_of(positive[i]));
+    }
   }
   HWY_INLINE bool quick() const { return true; }
   HWY_INLINE VF Factor(VF scale, MF* sound) const {
     *sound = Moderate(scale, 1.2676506002282294e30f);
-    return hn::IfThenZeroElse(hn::Eq(scale, hn::Zero(DF())), hn::Div(Value(1.0f), scale));
+    return hn::IfThenZeroElse(hn::Eq(scale, hn::Zero(DF())), hn::Div(Value(kByHalves ? (1 << kFinest) / kCell : 1.0f), scale));
   }
   // Rounded, not cut: a conversion that cuts has to look after numbers beyond int32. The lowest four bits are the cell's number,
   // and a look-up among 8 or 16 lanes reads no others.
   HWY_INLINE VI CellOf(VF limited) const {
     return hn::BitCast(DI(), hn::Add(hn::MulAdd(limited, Value(1.0f / kCell), Value(-0.5f)), Value(12582912.0f)));
   }
+#if HWY_MAX_BYTES == 16
+  // By 16-bit quotients, in steps of a cell's 2048th, and look-ups among 16 bytes. A quotient and a border are each within half a step
+  // and a little of what they stand for; at 0 the sign is in doubt.
+  using Doubt = hn::Vec<hn::Full128<int16_t>>;
+  static HWY_INLINE Doubt NoDoubt() { return hn::Set(hn::Full128<int16_t>(), 0x7fff); }
+  static HWY_INLINE bool Certain(Doubt doubt) { return hn::AllTrue(hn::Full128<int16_t>(), hn::Gt(doubt, hn::Set(hn::Full128<int16_t>(), 1))); }
+  template <bool kZero, bool kClamp>
+  HWY_INLINE VI QuickEncode(VF x, VF factor, VF, Doubt*) const {
+    // Far above the largest step the sum's bits still rise; far below they would turn round.
+    const VF magic = Value(12582912.0f), steps = hn::Max(hn::Mul(x, factor), Value(-32767.0f));
+    return hn::BitCast(DI(), hn::Sub(Bits(hn::Add(steps, magic)), Bits(magic)));
+  }
+  HWY_INLINE hn::Vec<hn::Full128<uint8_t>> QuickBytes(const VI* v, Doubt* doubt) const {
+    const hn::Full128<int16_t> d16;
+    const hn::Full128<uint8_t> d8;
+    const hn::Full128<int8_t> i8;
+    const auto low = hn::ReorderDemote2To(d16, v[0], v[1]), high = hn::ReorderDemote2To(d16, v[2], v[3]);
+    const auto a = hn::Abs(low), b = hn::Abs(high);
+    const auto cell = hn::Min(hn::ReorderDemote2To(d8, hn::ShiftRight<kFinest>(a), hn::ShiftRight<kFinest>(b)), hn::Set(d8, kHalf - 2));
+    const auto border_low = hn::TableLookupBytes(hn::Load(d8, At(kFinest).border_low), cell);
+    const auto border_high = hn::TableLookupBytes(hn::Load(d8, At(kFinest).border_high), cell);
+    const auto above_a = hn::Sub(a, hn::BitCast(d16, hn::InterleaveLower(d8, border_low, border_high)));
+    const auto above_b = hn::Sub(b, hn::BitCast(d16, hn::InterleaveUpper(d8, border_low, border_high)));
+    *doubt = hn::Min(hn::Min(*doubt, hn::Min(hn::Abs(above_a), a)), hn::Min(hn::Abs(above_b), b));
+    // Positive: kHalf + index; negative: kHalf - 1 - index, the complement. An element that is not above its border: index less 1.
+    const auto below = hn::BitCast(d8, hn::ReorderDemote2To(i8, hn::ShiftRight<15>(above_a), hn::ShiftRight<15>(above_b)));
+    const auto side = hn::BitCast(d8, hn::ReorderDemote2To(i8, hn::ShiftRight<15>(low), hn::ShiftRight<15>(high)));
+    return hn::Xor(hn::Add(hn::Add(cell, below), hn::Set(d8, kHalf + 1)), hn::And(side, hn::Set(d8, 2 * kHalf - 1)));
+  }
+#else
   using Doubt = MF;
   static HWY_INLINE Doubt NoDoubt() { return hn::Eq(hn::Zero(DF()), hn::Zero(DF())); }
   static HWY_INLINE bool Certain(Doubt doubt) { return hn::AllTrue(DF(), doubt); }
@@ -469,6 +526,7 @@ struct LevelCode {
     const VI side = hn::BroadcastSignBit(hn::BitCast(DI(), x));
     return hn::Xor(hn::Add(index, hn::Set(DI(), kHalf)), hn::And(side, hn::Set(DI(), 2 * kHalf - 1)));
   }
+#endif
   HWY_INLINE VF Rough(VF x, VF factor, VF scale, VF) const {
     const VF a = hn::Abs(x), q = hn::Mul(a, factor);
     if constexpr (kLookUp) {

@@ -25,6 +25,7 @@
 // The baseline that x86-64 compilers start from is no backend, yet Highway compiles it in any case.
 #if HWY_TARGET != HWY_SSE2
 #include "backends/simd/codes-inl.h"
+#include "backends/simd/levels-inl.h"
 #include "backends/simd/packing-inl.h"
 #include "backends/simd/schemes-inl.h"
 
@@ -111,32 +112,34 @@ void Narrow(Type type, const float* in, void* out, int64_t count) {
   }
 }
 
-// Words of 4 bytes: an exponent of all ones in the word (f32) or in one of its halves shows in the largest magnitude.
+// Whether the bits of a number, less its sign, are `limit` or more anywhere in whole vectors of x[0, count); `checked` of them are in these.
+template <typename T>
+HWY_INLINE bool Reaches(const uint8_t* x, int64_t count, T magnitude, T limit, int64_t* checked) {
+  const hn::ScalableTag<T> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto mask = hn::Set(d, magnitude);
+  const auto at = [&](int64_t i) HWY_ATTR { return hn::And(hn::LoadU(d, reinterpret_cast<const T*>(x) + i), mask); };
+  auto most = hn::Zero(d), other = most;
+  int64_t i = 0;
+  for (; i + 4 * lanes <= count; i += 4 * lanes) {
+    most = hn::Max(most, hn::Max(at(i), at(i + lanes)));
+    other = hn::Max(other, hn::Max(at(i + 2 * lanes), at(i + 3 * lanes)));
+  }
+  for (; i + lanes <= count; i += lanes) most = hn::Max(most, at(i));
+  *checked = i;
+  return !hn::AllFalse(d, hn::Ge(hn::Max(most, other), hn::Set(d, limit)));
+}
+
 int64_t FirstNonFinite(Type type, const void* data, int64_t count) {
   constexpr int64_t kStep = 1024;
-  const bool wide = type == Type::f32;
-  const int64_t size = wide ? 4 : 2;
+  const int64_t size = type == Type::f32 ? 4 : 2;
   const auto* bytes = static_cast<const uint8_t*>(data);
-  const DU d;
-  const VU exponent = Word(wide ? 0x7f800000u : type == Type::f16 ? 0x7c007c00u : 0x7f807f80u);
   for (int64_t i = 0; i < count; i += kStep) {
     const int64_t n = std::min(kStep, count - i);
-    const int64_t words = n * size / 4, lanes = LaneCount();
-    auto found = hn::MaskFalse(d);
-    int64_t w = 0;
-    for (; w + lanes <= words; w += lanes) {
-      const VU bits = hn::And(hn::LoadU(d, reinterpret_cast<const uint32_t*>(bytes + i * size) + w), exponent);
-      if (wide) {
-        found = hn::Or(found, hn::Eq(bits, exponent));
-      } else {
-        const hn::Repartition<uint16_t, DU> d16;
-        const auto same = hn::VecFromMask(d16, hn::Eq(hn::BitCast(d16, bits), hn::BitCast(d16, exponent)));
-        found = hn::Or(found, hn::Ne(hn::BitCast(d, same), hn::Zero(d)));
-      }
-    }
-    const int64_t checked = w * 4 / size;
-    const bool suspicious = !hn::AllFalse(d, found);
-    for (int64_t k = suspicious ? 0 : checked; k < n; ++k) {
+    int64_t checked;
+    const bool found = type == Type::f32 ? Reaches<int32_t>(bytes + i * size, n, 0x7fffffff, 0x7f800000, &checked)
+                                         : Reaches<int16_t>(bytes + i * size, n, 0x7fff, type == Type::f16 ? 0x7c00 : 0x7f80, &checked);
+    for (int64_t k = found ? 0 : checked; k < n; ++k) {
       if (!IsFinite(WidenElement(type, data, i + k))) return i + k;
     }
   }
@@ -165,9 +168,10 @@ struct CodeBytes {
   const hn::Repartition<int8_t, DF> d8;
   const hn::Repartition<uint8_t, DF> u8;
   hn::Vec<hn::Repartition<uint8_t, DF>> mask;
+  hn::Vec<hn::Repartition<uint16_t, DF>> wide_mask;
   // Signed codes, and unsigned ones below 128, fit int8; uint8 codes do not, so those take the other way.
   bool fits_signed;
-  HWY_INLINE explicit CodeBytes(const C& code, uint8_t bits) : mask(hn::Set(hn::Repartition<uint8_t, DF>(), bits)), fits_signed(false) {
+  HWY_INLINE explicit CodeBytes(const C& code, uint8_t bits) : mask(hn::Set(hn::Repartition<uint8_t, DF>(), bits)), wide_mask(hn::Set(hn::Repartition<uint16_t, DF>(), bits)), fits_signed(false) {
     if constexpr (C::kSigned) fits_signed = bits != 0xff || code.sign != 0;
   }
   // kQuick: codes of QuickEncode.
@@ -178,6 +182,13 @@ struct CodeBytes {
       low = C::Halves(low);
       high = C::Halves(high);
     }
+#if HWY_MAX_BYTES == 16
+    if constexpr (C::kSigned) {
+      // Without a choice to make.
+      const auto halves = hn::BitCast(d16, wide_mask);
+      return hn::StoreU(hn::ReorderDemote2To(u8, hn::And(low, halves), hn::And(high, halves)), u8, out);
+    }
+#endif
     if (C::kSigned && fits_signed) return InOrder(hn::And(hn::BitCast(u8, hn::ReorderDemote2To(d8, low, high)), mask), out);
     InOrder(hn::ReorderDemote2To(u8, low, high), out);
   }
@@ -221,10 +232,13 @@ HWY_NOINLINE void EncodeRun(const C& code, const float* HWY_RESTRICT x, int64_t 
   }
 }
 
-// EncodeRun of elements [begin, begin + count), at most four vectors of them: where EncodeQuick is in doubt.
+// Times four vectors that EncodeQuick looks at together: vectors of four floats are few instructions each, so more of them share it.
+constexpr int kQuickGroups = HWY_MAX_BYTES == 16 ? 2 : 1;
+
+// EncodeRun of elements [begin, begin + count), no more than EncodeQuick looks at together: where that is in doubt.
 template <typename C, typename At>
 HWY_NOINLINE void EncodeExactly(const C& code, const float* x, int64_t begin, int64_t count, uint8_t* out, uint8_t mask, const At& at) {
-  alignas(64) float scales[4 * kMaxLanes], zeros[4 * kMaxLanes];
+  alignas(64) float scales[4 * kQuickGroups * kMaxLanes], zeros[4 * kQuickGroups * kMaxLanes];
   ForVectors(count, [&](int64_t i, int64_t n) HWY_ATTR {
     VF scale, zero;
     at(begin + i, n, &scale, &zero);
@@ -234,7 +248,26 @@ HWY_NOINLINE void EncodeExactly(const C& code, const float* x, int64_t begin, in
   EncodeRun(code, x + begin, count, out + begin, mask, scales, zeros, true);
 }
 
-// EncodeRun with factors in place of divisions: at.Factor(i), at.Zero(i).
+// Four times `kGroups` vectors from i on for EncodeQuick.
+template <bool kClamp, int kGroups, typename C, typename At>
+HWY_INLINE auto QuickGroups(const C& code, const float* HWY_RESTRICT x, int64_t i, uint8_t* HWY_RESTRICT out, const CodeBytes<C>& bytes, const At& at) {
+  const int64_t lanes = LaneCount();
+  auto doubt = C::NoDoubt();
+  HWY_UNROLL(4)
+  for (int g = 0; g < kGroups; ++g) {
+    VI v[4];
+    HWY_UNROLL(4)
+    for (int k = 0; k < 4; ++k) {
+      const int64_t first = i + (4 * g + k) * lanes;
+      v[k] = code.template QuickEncode<At::kZero, kClamp>(hn::LoadU(DF(), x + first), at.Factor(first), at.Zero(first), &doubt);
+    }
+    if constexpr (C::kByHalves) hn::StoreU(code.QuickBytes(v, &doubt), hn::Repartition<uint8_t, DF>(), out + i + 4 * g * lanes);
+    else bytes.template Store<true>(v, out + i + 4 * g * lanes);
+  }
+  return doubt;
+}
+
+// EncodeRun with factors in place of divisions: at.Factor(i), at.Zero(i). Codes in doubt are written too, and then again.
 template <bool kClamp, typename C, typename At>
 HWY_INLINE void EncodeQuick(const C& the_code, const float* HWY_RESTRICT x, int64_t count, uint8_t* HWY_RESTRICT out, uint8_t mask, const At& the_at) {
   const int64_t lanes = LaneCount();
@@ -242,16 +275,13 @@ HWY_INLINE void EncodeQuick(const C& the_code, const float* HWY_RESTRICT x, int6
   const At at = the_at;
   const CodeBytes<C> bytes(code, mask);
   int64_t i = 0;
-  for (; i + 4 * lanes <= count; i += 4 * lanes) {
-    VI v[4];
-    auto doubt = C::NoDoubt();
-    HWY_UNROLL(4)
-    for (int k = 0; k < 4; ++k) {
-      const int64_t first = i + k * lanes;
-      v[k] = code.template QuickEncode<At::kZero, kClamp>(hn::LoadU(DF(), x + first), at.Factor(first), at.Zero(first), &doubt);
-    }
-    if (HWY_LIKELY(C::Certain(doubt))) bytes.template Store<true>(v, out + i);
-    else EncodeExactly(the_code, x, i, 4 * lanes, out, mask, the_at);
+  for (; i + 4 * kQuickGroups * lanes <= count; i += 4 * kQuickGroups * lanes) {
+    if (HWY_LIKELY(C::Certain(QuickGroups<kClamp, kQuickGroups>(code, x, i, out, bytes, at)))) continue;
+    EncodeExactly(the_code, x, i, 4 * kQuickGroups * lanes, out, mask, the_at);
+  }
+  for (; kQuickGroups > 1 && i + 4 * lanes <= count; i += 4 * lanes) {
+    if (HWY_LIKELY(C::Certain(QuickGroups<kClamp, 1>(code, x, i, out, bytes, at)))) continue;
+    EncodeExactly(the_code, x, i, 4 * lanes, out, mask, the_at);
   }
   if (i < count) EncodeExactly(the_code, x, i, count - i, out, mask, the_at);
 }
@@ -277,6 +307,24 @@ HWY_INLINE void DecodeRun(const C& code, const uint8_t* HWY_RESTRICT codes, int6
         VF scale, zero;
         at(i + 4 * k, 4, &scale, &zero);
         hn::StoreU(hn::IfThenElseZero(hn::Ne(scale, hn::Zero(DF())), hn::Mul(level[k], scale)), DF(), out + i + 4 * k);
+      }
+    }
+  }
+  if constexpr (C::kSigned) {
+    // Sixteen widened together.
+    const hn::Full128<uint8_t> all8;
+    const hn::Full128<int16_t> all16;
+    const auto sign = hn::Set(all16, static_cast<int16_t>(code.sign));
+    for (; i + 16 <= count; i += 16) {
+      const auto flipped = hn::Xor(hn::LoadU(all8, codes + i), hn::Set(all8, static_cast<uint8_t>(code.sign)));
+      // Less the sign already here: compilers turn what can't be negative into conversions of unsigned numbers, which are slow.
+      const auto low = hn::Sub(hn::PromoteLowerTo(all16, flipped), sign), high = hn::Sub(hn::PromoteUpperTo(all16, flipped), sign);
+      const VI words[4] = {hn::PromoteLowerTo(DI(), low), hn::PromoteUpperTo(DI(), low), hn::PromoteLowerTo(DI(), high), hn::PromoteUpperTo(DI(), high)};
+      HWY_UNROLL(4)
+      for (int k = 0; k < 4; ++k) {
+        VF scale, zero;
+        at(i + 4 * k, 4, &scale, &zero);
+        hn::StoreU(hn::Mul(hn::Sub(hn::ConvertTo(DF(), words[k]), zero), scale), DF(), out + i + 4 * k);
       }
     }
   }
@@ -448,15 +496,25 @@ void Rotate(const float* from, float* row, int64_t width, int64_t n) {
     } else {
       for (int64_t i = run; i < run + n; i += lanes) hn::StoreU(RotateLanes(hn::LoadU(d, from + i)), d, row + i);
     }
-    for (; stride < n; stride *= 2) {
-      const bool last = stride * 2 == n;
-      for (int64_t i = run; i < run + n; i += 2 * stride) {
+    // Two strides at once, and the one that may be left.
+    for (; stride * 4 <= n; stride *= 4) {
+      const bool last = stride * 4 == n;
+      for (int64_t i = run; i < run + n; i += 4 * stride) {
         for (int64_t j = i; j < i + stride; j += lanes) {
-          const VF a = hn::LoadU(d, row + j), b = hn::LoadU(d, row + j + stride);
-          const VF sum = hn::Add(a, b), difference = hn::Sub(a, b);
-          hn::StoreU(last ? hn::Mul(sum, factor) : sum, d, row + j);
-          hn::StoreU(last ? hn::Mul(difference, factor) : difference, d, row + j + stride);
+          float* const at[4] = {row + j, row + j + stride, row + j + 2 * stride, row + j + 3 * stride};
+          const VF a = hn::LoadU(d, at[0]), b = hn::LoadU(d, at[1]), c = hn::LoadU(d, at[2]), e = hn::LoadU(d, at[3]);
+          const VF ab = hn::Add(a, b), a_b = hn::Sub(a, b), ce = hn::Add(c, e), c_e = hn::Sub(c, e);
+          const VF to[4] = {hn::Add(ab, ce), hn::Add(a_b, c_e), hn::Sub(ab, ce), hn::Sub(a_b, c_e)};
+          HWY_UNROLL(4)
+          for (int k = 0; k < 4; ++k) hn::StoreU(last ? hn::Mul(to[k], factor) : to[k], d, at[k]);
         }
+      }
+    }
+    for (int64_t i = run; stride < n && i < run + n; i += 2 * stride) {
+      for (int64_t j = i; j < i + stride; j += lanes) {
+        const VF a = hn::LoadU(d, row + j), b = hn::LoadU(d, row + j + stride);
+        hn::StoreU(hn::Mul(hn::Add(a, b), factor), d, row + j);
+        hn::StoreU(hn::Mul(hn::Sub(a, b), factor), d, row + j + stride);
       }
     }
   }
@@ -811,7 +869,7 @@ float SumTree(float* values, int64_t count) {
 
 constexpr int64_t kMostSearched = 512;       // elements of a token block that the vector search takes
 constexpr int64_t kMostSearchedTokens = 64;  // tokens of a channel block, elements of a token block that is turned over
-constexpr int64_t kSearchRows = 16;          // rows of `token` that are worked on at once
+constexpr int64_t kSearchRows = HWY_MAX_BYTES == 16 ? 4 : 16;  // rows of `token` that are worked on at once
 
 // A vector's worth of groups, one to a lane: their elements t stand at rows[t] + d.
 struct Lanes {
@@ -896,6 +954,8 @@ class Quantizer {
   virtual void Squares(Lanes x, VF scale, VF zero, float* out) const = 0;
   // SearchRun with a group in every lane: gives the bits of the best scales.
   virtual VU SearchLanes(const Lanes& x, const Extent& extent, VF* best_zero, VF* best_value) const = 0;
+  // SearchRun of n blocks of level tables, at most as many as a vector has lanes.
+  virtual void SearchBlocks(int64_t index, const float* const* blocks, int64_t n) = 0;
   // Rows whose factors hold for all of them.
   virtual void EncodeQuickly(const ReadyRows& ready, Packer* packer) const = 0;
   // EncodeRun.
@@ -1132,36 +1192,62 @@ class Quantizer {
     Put(index, best, best_zero);
   }
 
+  // Whether SearchBlocks takes a block.
+  bool SteppedBlocks() const {
+    const int64_t block = job_.spec.block;
+    return codec_.family == Family::kLevels && block % kStepped == 0 && block <= kMostStepped && (block & (block - 1)) == 0 && width_ % block == 0;
+  }
+
   bool OnlyMagnitudes() const { return Symmetric() || codec_.family == Family::kLevels; }
 
-  // Ranges of all channels, row by row as the rows lie in memory.
+  // Ranges of all channels. With small vectors one row after the other, as memory is read ahead best for a single stream.
   void RangeOfRows(int64_t valid, const float* const* rows) {
-    if (valid == 0) {
-      std::fill(lo_, lo_ + width_, 0.0f);
-      std::fill(hi_, hi_ + width_, 0.0f);
+    constexpr int kTogether = HWY_MAX_BYTES == 16 ? 1 : 4;
+    const bool magnitudes = OnlyMagnitudes();
+    std::fill(lo_, lo_ + width_, magnitudes || valid == 0 ? 0.0f : INFINITY);
+    std::fill(hi_, hi_ + width_, magnitudes || valid == 0 ? 0.0f : -INFINITY);
+    for (int64_t t = 0; t < valid; t += kTogether) {
+      const float* x[kTogether];
+      for (int k = 0; k < kTogether; ++k) x[k] = rows[std::min(t + k, valid - 1)];
+      if (magnitudes) AddMagnitudesOf(x);
+      else AddRangesOf(x);
     }
-    for (int64_t t = 0; t < valid; t += 4) {
-      const float *a = rows[t], *b = rows[std::min(t + 1, valid - 1)], *c = rows[std::min(t + 2, valid - 1)], *e = rows[std::min(t + 3, valid - 1)];
-      if (OnlyMagnitudes()) {
-        ForVectors(width_, [&](int64_t i, int64_t n) HWY_ATTR {
-          VF most = hn::Max(hn::Max(hn::Abs(LoadFloats(a + i, n)), hn::Abs(LoadFloats(b + i, n))),
-                            hn::Max(hn::Abs(LoadFloats(c + i, n)), hn::Abs(LoadFloats(e + i, n))));
-          if (t > 0) most = hn::Max(most, LoadFloats(hi_ + i, n));
-          StoreFloats(most, hi_ + i, n);
-        });
-      } else {
-        ForVectors(width_, [&](int64_t i, int64_t n) HWY_ATTR {
-          const VF p = LoadFloats(a + i, n), q = LoadFloats(b + i, n), r = LoadFloats(c + i, n), s = LoadFloats(e + i, n);
-          VF lo = hn::Min(hn::Min(p, q), hn::Min(r, s)), hi = hn::Max(hn::Max(p, q), hn::Max(r, s));
-          if (t > 0) {
-            lo = hn::Min(lo, LoadFloats(lo_ + i, n));
-            hi = hn::Max(hi, LoadFloats(hi_ + i, n));
-          }
-          StoreFloats(lo, lo_ + i, n);
-          StoreFloats(hi, hi_ + i, n);
-        });
-      }
+  }
+  template <int kRows>
+  void AddMagnitudesOf(const float* const (&rows)[kRows]) {
+    const int64_t lanes = LaneCount();
+    // In order as integers too.
+    const VI mask = hn::Set(DI(), 0x7fffffff);
+    int64_t left = width_;
+    const float* x[kRows];
+    float* to = hi_;
+    for (int r = 0; r < kRows; ++r) x[r] = rows[r];
+    const auto next = [&](int64_t offset, int64_t n) HWY_ATTR {
+      VI most = hn::BitCast(DI(), LoadFloats(to + offset, n));
+      HWY_UNROLL(4)
+      for (int r = 0; r < kRows; ++r) most = hn::Max(most, hn::And(hn::BitCast(DI(), LoadFloats(x[r] + offset, n)), mask));
+      StoreFloats(hn::BitCast(DF(), most), to + offset, n);
+    };
+    const auto step = [&](int64_t n) HWY_ATTR {
+      left -= n;
+      to += n;
+      HWY_UNROLL(4)
+      for (int r = 0; r < kRows; ++r) x[r] += n;
+    };
+    for (; left >= 4 * lanes; step(4 * lanes)) {
+      HWY_UNROLL(4)
+      for (int k = 0; k < 4; ++k) next(k * lanes, lanes);
     }
+    for (; left > 0; step(std::min(left, lanes))) next(0, std::min(left, lanes));
+  }
+  template <int kRows>
+  void AddRangesOf(const float* const (&rows)[kRows]) {
+    ForVectors(width_, [&](int64_t i, int64_t n) HWY_ATTR {
+      Range range{LoadFloats(lo_ + i, n), LoadFloats(hi_ + i, n)};
+      for (int r = 0; r < kRows; ++r) range.Add(LoadFloats(rows[r] + i, n));
+      StoreFloats(range.lo, lo_ + i, n);
+      StoreFloats(range.hi, hi_ + i, n);
+    });
   }
 
   void CalibrateBlock(int64_t index, int64_t valid, const float* const* rows, bool only_largest) {
@@ -1214,7 +1300,15 @@ class Quantizer {
     const bool search = job_.spec.calibration == Calibration::kMse;
     if (together_ && !search) return CalibrateRanges(index, tokens, valid, rows, only_largest);
     int64_t token = 0;
-    if (search && block <= kMostSearchedTokens && width_ % block == 0 && 2 * valid * groups >= lanes) {
+    if (search && !only_largest && SteppedBlocks()) {
+      for (int64_t group = 0; group < valid * groups; group += lanes) {
+        const int64_t n = std::min(lanes, valid * groups - group);
+        const float* from[kMaxLanes];
+        for (int64_t g = 0; g < n; ++g) from[g] = rows[(group + g) / groups] + (group + g) % groups * block;
+        SearchBlocks(index + group, from, n);
+      }
+      token = valid;
+    } else if (search && block <= kMostSearchedTokens && width_ % block == 0 && 2 * valid * groups >= lanes) {
       const float* tile[kMostSearchedTokens];
       for (int64_t i = 0; i < block; ++i) tile[i] = tile_ + i * lanes;
       for (int64_t group = 0; group < valid * groups; group += lanes) {
@@ -1233,7 +1327,7 @@ class Quantizer {
       }
       token = valid;
     }
-    const bool rest = token < tokens;
+    const bool rest = token < tokens || SteppedBlocks();
     for (; token < tokens; ++token) {
       for (int64_t d = 0, group = token * groups; d < width_; d += block, ++group) {
         const float* x = token < valid ? rows[token] + d : kZeroRow;
@@ -1677,6 +1771,104 @@ class QuantizerOf final : public Quantizer {
       *best_zero = hn::IfThenElse(better, zero, *best_zero);
     }
     return best_bits;
+  }
+
+  void SearchBlocks(int64_t index, const float* const* blocks, int64_t n) override {
+    if constexpr (C::kLevels) {
+      constexpr int kLast = kRmsRatioCount - 1;
+      const int64_t count = job_.spec.block;
+      const SteppedLevels<C::kBitCount> levels{code_};
+      alignas(64) float sums[kMaxLanes] = {}, limits[kMaxLanes] = {}, quotients[kMaxLanes], step_of[kMaxLanes] = {};
+      for (int64_t g = 0; g < n; ++g) {
+        sums[g] = SquareSum(blocks[g], count);
+        limits[g] = LargestOf(blocks[g], count);
+      }
+      const VF rms = hn::Sqrt(hn::Div(hn::Load(DF(), sums), Value(static_cast<float>(count)))), limit = hn::Load(DF(), limits);
+      // Of every candidate for every block, the last of them the largest scale; `bits` has one more, which no scale has.
+      alignas(64) uint32_t bits[kRmsRatioCount + 1][kMaxLanes];
+      alignas(64) float values[kRmsRatioCount][kMaxLanes], squares[kRmsRatioCount][kMaxLanes];
+      alignas(64) int32_t factors[kRmsRatioCount][kMaxLanes], found[kRmsRatioCount][kMaxLanes] = {};
+      hn::Store(Word(0xffffffff), DU(), bits[kRmsRatioCount]);
+      for (int i = 0; i < kRmsRatioCount; ++i) {
+        const Stored stored = StoreLanes(hn::Mul(rms, Value(RmsRatio(i))));
+        hn::Store(stored.bits, DU(), bits[i]);
+        hn::Store(stored.value, DF(), values[i]);
+      }
+      // Else squares might be lost, or sums of them too large.
+      const VF least_scale = hn::Load(DF(), values[0]);
+      const auto sound = hn::And(hn::And(hn::Ge(rms, Value(1e-12f)), hn::Le(rms, Value(1e12f))), hn::Ge(least_scale, hn::Mul(rms, Value(kLeastOfRms))));
+      hn::Store(hn::IfThenElse(sound, hn::Div(limit, least_scale), Value(INFINITY)), DF(), quotients);
+      int shifts[kMaxLanes];
+      for (int64_t g = 0; g < n; ++g) {
+        shifts[g] = levels.ShiftFor(quotients[g]);
+        step_of[g] = levels.StepOf(shifts[g]);
+      }
+      const VF magic = Value(12582912.0f), step = hn::Load(DF(), step_of);
+      VF tolerance = step;
+      for (int i = 0; i < kRmsRatioCount; ++i) {
+        const VF scaled = hn::Mul(hn::Load(DF(), values[i]), step), factor = hn::Div(hn::Mul(limit, Value(32768.0f / kStepsOfLimit)), scaled);
+        hn::Store(hn::Mul(scaled, scaled), DF(), squares[i]);
+        hn::Store(hn::Sub(hn::BitCast(DI(), Bits(hn::Add(factor, magic))), hn::BitCast(DI(), Bits(magic))), DI(), factors[i]);
+        tolerance = levels.Tolerance(count, limit, rms, scaled, factor);  // the last is the largest
+      }
+      for (int64_t g = 0; g < n; ++g) {
+        if (shifts[g] == 0) continue;
+        alignas(64) int16_t steps[kMostStepped];
+        StepsOf(blocks[g], count, limits[g], steps);
+        // The same scale once.
+        int list[kRmsRatioCount], listed = 0;
+        for (int i = kLast; i >= 0; --i) {
+          list[listed] = i;
+          listed += bits[i][g] != bits[i + 1][g] ? 1 : 0;
+        }
+        levels.Errors(steps, count, shifts[g], list, listed, &factors[0][g], &found[0][g]);
+      }
+      const VF never = Value(INFINITY);
+      VF least = never;
+      for (int i = 0; i < kRmsRatioCount; ++i) {
+        const auto repeated = hn::RebindMask(DF(), hn::Eq(hn::Load(DU(), bits[i]), hn::Load(DU(), bits[i + 1])));
+        const VF error = hn::IfThenElse(repeated, never, hn::Mul(hn::ConvertTo(DF(), hn::Load(DI(), found[i])), hn::Load(DF(), squares[i])));
+        hn::Store(error, DF(), squares[i]);
+        least = hn::Min(least, error);
+      }
+      const VF off = hn::MulAdd(tolerance, Value(2.0f), hn::Sqrt(least)), most = hn::Mul(hn::Mul(off, off), Value(1.0001f));
+      VU best_bits = hn::Zero(DU()), doubts = best_bits;
+      for (int i = kLast; i >= 0; --i) {
+        const auto doubt = hn::RebindMask(DU(), hn::Le(hn::Load(DF(), squares[i]), most));
+        best_bits = hn::IfThenElse(doubt, hn::Load(DU(), bits[i]), best_bits);
+        doubts = hn::Sub(doubts, hn::VecFromMask(DU(), doubt));
+      }
+      alignas(64) uint32_t best[kMaxLanes], many[kMaxLanes];
+      alignas(64) float mosts[kMaxLanes];
+      hn::Store(best_bits, DU(), best);
+      hn::Store(doubts, DU(), many);
+      hn::Store(most, DF(), mosts);
+      for (int64_t g = 0; g < n; ++g) {
+        if (shifts[g] == 0) {
+          CalibrateRun(index + g, blocks[g], count, false);
+          continue;
+        }
+        float best_error = INFINITY;
+        for (int i = kLast; i >= 0 && many[g] > 1; --i) {
+          if (squares[i][g] > mosts[g]) continue;
+          const float error = ErrorOf(blocks[g], count, values[i][g]);
+          if (error > best_error) continue;
+          best[g] = bits[i][g];
+          best_error = error;
+        }
+        Put(index + g, {best[g], 0}, 0);
+      }
+    }
+  }
+
+  // The exact sum of a block's squared errors.
+  float ErrorOf(const float* x, int64_t count, float scale) {
+    const VF all = Value(scale);
+    for (int64_t i = 0; i < count; i += LaneCount()) {
+      const VF v = hn::LoadU(DF(), x + i), e = hn::Sub(v, RoundTrip(v, all, hn::Zero(DF())));
+      hn::StoreU(hn::Mul(e, e), DF(), errors_ + i);
+    }
+    return SumTree(errors_, count);
   }
 
   // ---- Encoding ----
