@@ -179,7 +179,8 @@ void EncodeLlamaBlock(Type type, const float* x, uint8_t* block) {
   }
 }
 
-void DecodeLlamaBlock(Type type, const uint8_t* block, float* out) {
+// `levels`: of iq4_nl, as signed bytes.
+void DecodeLlamaBlock(Type type, const uint8_t* levels, const uint8_t* block, float* out) {
   const LlamaLayout layout = LayoutOf(type);
   const uint8_t* const codes = block + layout.codes;
   const VF d = Value(GetHalf(block));
@@ -194,8 +195,13 @@ void DecodeLlamaBlock(Type type, const uint8_t* block, float* out) {
   alignas(64) uint8_t bytes[kLlamaBlock];
   const hn::Full128<uint8_t> d8;
   const auto packed = hn::LoadU(d8, codes);
-  hn::Store(hn::And(packed, hn::Set(d8, 15)), d8, bytes);
-  hn::Store(hn::ShiftRight<4>(packed), d8, bytes + 16);
+  auto low = hn::And(packed, hn::Set(d8, 15)), high = hn::ShiftRight<4>(packed);
+  if (type == Type::iq4_nl) {
+    low = hn::TableLookupBytes(hn::Load(d8, levels), low);
+    high = hn::TableLookupBytes(hn::Load(d8, levels), high);
+  }
+  hn::Store(low, d8, bytes);
+  hn::Store(high, d8, bytes + 16);
   if (layout.has_fifth) {
     uint32_t bits;
     std::memcpy(&bits, codes - 4, 4);
@@ -205,9 +211,8 @@ void DecodeLlamaBlock(Type type, const uint8_t* block, float* out) {
   for (int64_t i = 0; i < kLlamaBlock; i += kSchemeLanes) {
     VF value = FromBytes(bytes + i);
     if (type == Type::iq4_nl) {
-      alignas(64) float levels[kMaxLanes];
-      for (int64_t k = 0; k < kSchemeLanes; ++k) levels[k] = Iq4Level(bytes[i + k]);
-      value = hn::Mul(d, hn::Load(DF(), levels));
+      const hn::Rebind<int8_t, DF> signed8;
+      value = hn::Mul(d, hn::ConvertTo(DF(), hn::PromoteTo(DI(), hn::LoadU(signed8, reinterpret_cast<const int8_t*>(bytes + i)))));
     } else if (layout.has_minimum) {
       value = hn::Add(hn::Mul(value, d), minimum);
     } else {
@@ -220,12 +225,14 @@ void DecodeLlamaBlock(Type type, const uint8_t* block, float* out) {
 [[maybe_unused]] void DequantizeLlama(const DequantizeJob& job) {
   const Shape& shape = job.shape;
   const int64_t bytes = LlamaBlockBytes(job.spec.type);
+  alignas(16) uint8_t levels[16];
+  for (int i = 0; i < 16; ++i) levels[i] = static_cast<uint8_t>(static_cast<int8_t>(Iq4Level(i)));
   for (int64_t b = 0; b < shape.batch; ++b) {
     for (int64_t h = 0; h < shape.heads; ++h) {
       for (int64_t t = job.begin; t < job.end; ++t) {
         float* row = job.out + b * job.batch_stride + h * job.head_stride + (t - job.begin) * job.token_stride;
         const uint8_t* block = job.codes + ((b * shape.heads + h) * shape.tokens + t) * (shape.width / kLlamaBlock) * bytes;
-        for (int64_t d = 0; d < shape.width; d += kLlamaBlock, block += bytes) DecodeLlamaBlock(job.spec.type, block, row + d);
+        for (int64_t d = 0; d < shape.width; d += kLlamaBlock, block += bytes) DecodeLlamaBlock(job.spec.type, levels, block, row + d);
       }
     }
   }
