@@ -48,8 +48,8 @@ const typed = `
 `;
 
 // A little above what the README says of kvpages.wasm.
-const WASM_BYTES = 935e3;
-const WASM_BROTLI_BYTES = 215e3;
+const WASM_BYTES = 700e3;
+const WASM_BROTLI_BYTES = 205e3;
 
 export async function testPackage() {
   if (!existsSync(inRoot('dist', 'index.node.js')) || !existsSync(inRoot('dist', 'kvpages.wasm'))) {
