@@ -220,7 +220,8 @@ TEST_P(Simd, LevelsOfManyDistributions) {
         std::vector<float> x(static_cast<size_t>(shape.elements()));
         for (size_t begin = 0; begin < x.size(); begin += 16) {
           const int kind = static_cast<int>(random() % 8);
-          const float size = std::ldexp(1.0f, round % 2 == 0 ? 0 : -static_cast<int>(random() % 24));  // small beside others: coarse scales
+          // Small beside others: coarse scales. So small that squares are subnormal: errors that are coarse themselves.
+          const float size = std::ldexp(1.0f, round % 2 == 0 ? 0 : round % 4 == 1 ? -static_cast<int>(random() % 24) : -60 - static_cast<int>(random() % 14));
           for (size_t i = begin; i < begin + 16; ++i) {
             float v = normal(random);
             if (kind == 1) v = std::copysign(1.0f, v);
@@ -237,6 +238,133 @@ TEST_P(Simd, LevelsOfManyDistributions) {
         ExpectSame(test::Quantize(*GetParam(), spec, shape, x.data()), want);
         if (HasFatalFailure()) return;
       }
+    }
+  }
+}
+
+// Blocks of two values, one of which stands where the choice of a scale changes: two scales are equally good, and the errors of fixed
+// point add up, since they are the same in many elements.
+TEST(SimdTargets, LevelsWhereTwoScalesAreEquallyGood) {
+  std::mt19937 random(13);
+  constexpr int64_t kBlocks = kShapes < 200 ? 32 : 256;
+  for (const char* type : {"lm4", "lm3", "lm2"}) {
+    for (const int64_t block : {16, 32, 64}) {
+      const std::string spec = std::string(type) + "/token/" + std::to_string(block) + "/mse/e4m3";
+      SCOPED_TRACE(spec);
+      const Shape shape{1, 1, kBlocks, block};
+      std::vector<float> first(kBlocks);
+      std::vector<int64_t> firsts(kBlocks);
+      std::vector<uint32_t> from(kBlocks), to(kBlocks);
+      for (size_t b = 0; b < kBlocks; ++b) {
+        first[b] = 1.0f + 0.001f * static_cast<float>(random() % 2000);
+        firsts[b] = 1 + static_cast<int64_t>(random() % (b % 2 ? 3u : static_cast<uint32_t>(block) - 1));
+        from[b] = BitsOf(0.001f * static_cast<float>(1 + random() % 1000));
+        to[b] = BitsOf(1.0f + 0.001f * static_cast<float>(random() % 2000));
+      }
+      const auto blocks_of = [&](const std::vector<uint32_t>& second, int64_t offset) {
+        std::vector<float> x;
+        for (size_t b = 0; b < kBlocks; ++b) {
+          const float value = FloatOf(second[b] + static_cast<uint32_t>(offset));
+          for (int64_t i = 0; i < block; ++i) x.push_back((i % 3 == 0 ? -1.0f : 1.0f) * (i < firsts[b] ? first[b] : value));
+        }
+        std::fill_n(x.begin(), block, 16.0f);  // keeps the scale of scales
+        return x;
+      };
+      const auto choices_of = [&](const std::vector<uint32_t>& second) {
+        return BytesOf(test::Quantize(kReferenceBackend, spec, shape, blocks_of(second, 0).data()).scales);
+      };
+      const auto start = choices_of(from);
+      for (int step = 0; step < 28; ++step) {
+        std::vector<uint32_t> middle(kBlocks);
+        for (size_t b = 0; b < kBlocks; ++b) middle[b] = from[b] + (to[b] - from[b]) / 2;
+        const auto choices = choices_of(middle);
+        for (size_t b = 0; b < kBlocks; ++b) (choices[b] == start[b] ? from : to)[b] = middle[b];
+      }
+      for (const int64_t offset : {-10000, -1000, -100, -10, -1, 0, 1, 2, 11, 101, 1001, 10001}) {
+        const auto x = blocks_of(from, offset);
+        const auto want = test::Quantize(kReferenceBackend, spec, shape, x.data());
+        for (const Backend* target : SimdBackends()) {
+          if (!target->available()) continue;
+          SCOPED_TRACE(target->name);
+          ExpectSame(test::Quantize(*target, spec, shape, x.data()), want);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// Scales that are subnormal as e4m3 may be half of a block's rms; elements far beyond the last level then have errors whose squares
+// add up to more than 31 bits hold.
+TEST_P(Simd, LevelsFarBeyondACoarseScale) {
+  constexpr int64_t kBlock = 64, kBlocks = 200;
+  const Shape shape{1, 1, kBlocks, kBlock};
+  for (const char* spec : {"lm4/token/64/mse/e4m3", "lm3/token/64/mse/e4m3", "lm2/token/64/mse/e4m3"}) {
+    SCOPED_TRACE(spec);
+    std::vector<float> x(kBlocks * kBlock, 300.0f);  // the first block: with it 2^-9 is the smallest scale
+    for (int64_t b = 1; b < kBlocks; ++b) {
+      for (int64_t i = 0; i < kBlock; ++i) {
+        const float far = 4.0f + 0.1f * static_cast<float>(b % 20), near = 0.01f * static_cast<float>((b * i) % 30);
+        x[static_cast<size_t>(b * kBlock + i)] = std::ldexp(i % 64 < 3 + b / 20 ? far : near, -9);
+      }
+    }
+    ExpectSame(test::Quantize(*GetParam(), spec, shape, x.data()), test::Quantize(kReferenceBackend, spec, shape, x.data()));
+  }
+  // The largest scale that f16 has, and beside what suits it quotients far out on both sides.
+  for (const char* spec : {"lm4/token/64/mse/f16", "lm3/token/64/mse/f16", "lm2/token/64/mse/f16"}) {
+    SCOPED_TRACE(spec);
+    std::vector<float> x;
+    for (int64_t i = 0; i < kBlocks * kBlock; ++i) {
+      const float quotient = i % 7 == 0 ? std::ldexp(1.1f, static_cast<int>(i / kBlock % 100)) : i % 2 == 0 ? 0.6f : 1.25f;
+      x.push_back(65504 * (i % 3 == 0 ? -quotient : quotient));
+    }
+    ExpectSame(test::Quantize(*GetParam(), spec, shape, x.data()), test::Quantize(kReferenceBackend, spec, shape, x.data()));
+  }
+}
+
+// Quotients at most three floats away from borders between levels: the scales are powers of two, so that they stay where they are.
+TEST_P(Simd, NeighboursOfLevelBorders) {
+  std::mt19937 random(14);
+  for (const int bits : {2, 3, 4}) {
+    const std::string spec = "lm" + std::to_string(bits) + "/token/64/mse/e8m0";
+    SCOPED_TRACE(spec);
+    const Shape shape{1, 1, 500, 64};
+    const int half = 1 << (bits - 1);
+    std::vector<float> x;
+    for (int64_t token = 0; token < shape.tokens; ++token) {
+      double squares = 0;
+      for (int i = 1; i <= 64; ++i) {
+        // Their rms stays near 0.8, whose candidates are all rounded up to 1.
+        const auto border_at = [&](int index) { return LevelMiddle(bits, half - 1 + index); };
+        const int any = static_cast<int>(random() % static_cast<uint32_t>(half));
+        float border = border_at(squares < 0.6 * i ? std::max(any, 1) : any);
+        if (squares + border * border > 0.64 * i + 1) border = border_at(any / 2);
+        squares += border * border;
+        float v = border;
+        for (int step = static_cast<int>(random() % 7) - 3; step != 0; step += step < 0 ? 1 : -1) v = std::nextafter(v, step < 0 ? -1e9f : 1e9f);
+        x.push_back(std::ldexp(random() % 2 ? v : -v, static_cast<int>(token % 60) - 30));
+      }
+    }
+    const auto want = test::Quantize(kReferenceBackend, spec, shape, x.data());
+    const auto scales = test::ScalesOf(want);
+    int64_t ones = 0;
+    for (int64_t token = 0; token < shape.tokens; ++token) ones += scales[static_cast<size_t>(token)] == std::ldexp(1.0f, static_cast<int>(token % 60) - 30);
+    EXPECT_GT(ones, shape.tokens / 2);
+    ExpectSame(test::Quantize(*GetParam(), spec, shape, x.data()), want);
+  }
+}
+
+TEST_P(Simd, RotationsOfEveryLength) {
+  std::mt19937 random(15);
+  for (int64_t n = 1; n <= 2048; n *= 2) {
+    for (const int64_t runs : {1, 3}) {
+      const Shape shape{1, 1, 3, n * runs};
+      SCOPED_TRACE(Text(shape));
+      const auto x = Values(random, shape.elements());
+      const auto want = test::Quantize(kReferenceBackend, "int8/token+hadamard", shape, x.data());
+      ASSERT_EQ(want.hadamard, n);
+      ExpectSame(test::Quantize(*GetParam(), "int8/token+hadamard", shape, x.data()), want);
+      ASSERT_EQ(test::Difference(test::Dequantize(*GetParam(), want), test::Dequantize(kReferenceBackend, want)), "");
     }
   }
 }

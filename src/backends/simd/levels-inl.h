@@ -26,40 +26,6 @@ constexpr int64_t kStepped = 4 * HWY_LANES(float);  // elements that are looked 
 constexpr float kStepsOfLimit = 32767.0f;           // of the largest magnitude of a block
 constexpr float kLeastOfRms = 0.6f;                 // what a scale has to be of a block's rms
 
-// The sum of squares of a block by the halving tree of formats/search.h. `count`: a power of two, from kStepped to kMostStepped.
-HWY_INLINE float SquareSum(const float* x, int64_t count) {
-  constexpr int64_t kLanes = HWY_LANES(float);
-  const DF d;
-  const auto square = [&](int64_t i) HWY_ATTR {
-    const VF v = hn::LoadU(d, x + i * kLanes);
-    return hn::Mul(v, v);
-  };
-  VF sums[kMostStepped / kLanes / 2];
-  int64_t half = count / kLanes / 2;
-  for (int64_t i = 0; i < half; ++i) sums[i] = hn::Add(square(i), square(i + half));
-  for (half /= 2; half >= 1; half /= 2) {
-    for (int64_t i = 0; i < half; ++i) sums[i] = hn::Add(sums[i], sums[i + half]);
-  }
-  alignas(64) float last[kLanes];
-  hn::Store(sums[0], d, last);
-  for (int64_t width = kLanes / 2; width >= 1; width /= 2) {
-    for (int64_t i = 0; i < width; ++i) last[i] = last[i] + last[i + width];
-  }
-  return last[0];
-}
-
-// The largest magnitude. `count`: a multiple of kStepped.
-HWY_INLINE float LargestOf(const float* x, int64_t count) {
-  VF most = hn::Zero(DF()), other = most;
-  constexpr int64_t kLanes = HWY_LANES(float);
-  for (int64_t i = 0; i < count; i += kStepped) {
-    const auto at = [&](int64_t k) HWY_ATTR { return hn::Abs(hn::LoadU(DF(), x + i + k * kLanes)); };
-    most = hn::Max(most, hn::Max(at(0), at(1)));
-    other = hn::Max(other, hn::Max(at(2), at(3)));
-  }
-  return hn::ReduceMax(DF(), hn::Max(most, other));
-}
-
 // Magnitudes of a block as multiples of limit / kStepsOfLimit, none of which is beyond the limit. In any order.
 HWY_INLINE void StepsOf(const float* x, int64_t count, float limit, int16_t* steps) {
   const hn::ScalableTag<int16_t> d16;

@@ -1198,6 +1198,14 @@ class Quantizer {
     return codec_.family == Family::kLevels && block % kStepped == 0 && block <= kMostStepped && (block & (block - 1)) == 0 && width_ % block == 0;
   }
 
+  // Sums of squares and largest magnitudes of n blocks for SearchBlocks, whose copies share this.
+  HWY_NOINLINE void MeasureBlocks(const float* const* blocks, int64_t n, float* sums, float* limits) const {
+    for (int64_t g = 0; g < n; ++g) {
+      sums[g] = LargestSquareSum(blocks[g], 1, job_.spec.block);
+      BlockMagnitudes(blocks[g], 1, job_.spec.block, limits + g);
+    }
+  }
+
   bool OnlyMagnitudes() const { return Symmetric() || codec_.family == Family::kLevels; }
 
   // Ranges of all channels. With small vectors one row after the other, as memory is read ahead best for a single stream.
@@ -1779,10 +1787,7 @@ class QuantizerOf final : public Quantizer {
       const int64_t count = job_.spec.block;
       const SteppedLevels<C::kBitCount> levels{code_};
       alignas(64) float sums[kMaxLanes] = {}, limits[kMaxLanes] = {}, quotients[kMaxLanes], step_of[kMaxLanes] = {};
-      for (int64_t g = 0; g < n; ++g) {
-        sums[g] = SquareSum(blocks[g], count);
-        limits[g] = LargestOf(blocks[g], count);
-      }
+      MeasureBlocks(blocks, n, sums, limits);
       const VF rms = hn::Sqrt(hn::Div(hn::Load(DF(), sums), Value(static_cast<float>(count)))), limit = hn::Load(DF(), limits);
       // Of every candidate for every block, the last of them the largest scale; `bits` has one more, which no scale has.
       alignas(64) uint32_t bits[kRmsRatioCount + 1][kMaxLanes];
