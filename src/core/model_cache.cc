@@ -59,6 +59,18 @@ size_t FirstUnsettled(const CacheLayer& layer) {
   return at;
 }
 
+// Whether a page might be encoded now; groups of a residual and a centre that is not known yet may still be waited for.
+bool AnyDue(const ModelConfig& config, const CacheLayer& layer) {
+  const size_t first = FirstUnsettled(layer);
+  for (const bool value_side : {false, true}) {
+    size_t at = first;
+    while (at < layer.pages.size() && (layer.pages[at].kept || SideOf(layer.pages[at], value_side).frozen)) ++at;
+    if (at == layer.pages.size() || !IsClosed(layer, at)) continue;
+    if (layer.end - layer.pages[at].end() >= Behind(config, value_side)) return true;
+  }
+  return false;
+}
+
 const CachePage* FirstBehindKept(const CacheLayer& layer) {
   for (const CachePage& page : layer.pages) {
     if (!page.kept) return &page;
@@ -85,22 +97,6 @@ bool IsClosed(const CacheLayer& layer, size_t index) {
   return index + 1 < layer.pages.size() || page.length == page.capacity() || page.key.writable == nullptr ||
          page.value.writable == nullptr;
 }
-
-namespace {
-
-// Whether a page might be encoded now; groups of a residual and a centre that is not known yet may still be waited for.
-bool AnyDue(const ModelConfig& config, const CacheLayer& layer) {
-  const size_t first = FirstUnsettled(layer);
-  for (const bool value_side : {false, true}) {
-    size_t at = first;
-    while (at < layer.pages.size() && (layer.pages[at].kept || SideOf(layer.pages[at], value_side).frozen)) ++at;
-    if (at == layer.pages.size() || !IsClosed(layer, at)) continue;
-    if (layer.end - layer.pages[at].end() >= Behind(config, value_side)) return true;
-  }
-  return false;
-}
-
-}  // namespace
 
 Result<ModelConfig> ResolveConfig(ModelConfig config) {
   if (config.layers.empty()) return MakeError(Code::kArgument, "layers", "must be at least 1", "0");
@@ -217,10 +213,10 @@ Status ModelCache::CheckInput(int64_t layer, const TensorView& keys, const Tenso
   return Ok();
 }
 
-// Whether the tokens fit the type of dense pages, where pages might be encoded before they are stored: what is refused changes nothing.
+// Whether the tokens fit the type of dense pages. Asked where pages of these or other layers might be encoded before any are stored:
+// what is refused changes nothing.
 Status ModelCache::CheckFits(int64_t index, const TensorView& keys, const TensorView& values) const {
-  const CacheLayer& layer = layers_[static_cast<size_t>(index)];
-  if (!AnyDue(*config_, layer)) return Ok();
+  if (config_->hot == Type::f32) return Ok();  // holds what is finite
   const LayerConfig& config = config_->layers[static_cast<size_t>(index)];
   const int64_t size = ElementBytes(config_->hot);
   for (const bool value_side : {false, true}) {
@@ -323,7 +319,7 @@ Status ModelCache::StoreAll(int64_t first, std::span<const TensorView> keys, std
 Status ModelCache::Append(int64_t layer, const TensorView& keys, const TensorView& values) {
   KVP_TRY(CheckLayer(layer));
   KVP_TRY(CheckInput(layer, keys, values));
-  KVP_TRY(CheckFits(layer, keys, values));
+  if (AnyDue(*config_, layers_[static_cast<size_t>(layer)])) KVP_TRY(CheckFits(layer, keys, values));
   KVP_TRY(FreezeLayers(layer, layer + 1, nullptr));
   return StoreAll(layer, {&keys, 1}, {&values, 1});
 }
@@ -343,7 +339,8 @@ Status ModelCache::AppendAll(std::span<const TensorView> keys, std::span<const T
                         i, "key");
     }
   }
-  for (int64_t i = 0; i < layer_count(); ++i) KVP_TRY(CheckFits(i, keys[static_cast<size_t>(i)], values[static_cast<size_t>(i)]));
+  const bool due = std::any_of(layers_.begin(), layers_.end(), [&](const CacheLayer& layer) { return AnyDue(*config_, layer); });
+  for (int64_t i = 0; due && i < layer_count(); ++i) KVP_TRY(CheckFits(i, keys[static_cast<size_t>(i)], values[static_cast<size_t>(i)]));
   KVP_TRY(FreezeLayers(0, layer_count(), nullptr));
   return StoreAll(0, keys, values);
 }
@@ -877,7 +874,7 @@ CacheStats EstimateBytes(const ModelConfig& config, int64_t tokens) {
         stats.code_bytes += static_cast<uint64_t>(pages * sizes.codes);
         stats.scale_bytes += static_cast<uint64_t>(pages * sizes.scales);
         stats.zero_bytes += static_cast<uint64_t>(pages * sizes.zeros);
-        stats.global_bytes += static_cast<uint64_t>(pages * (sizes.has_global ? 4 : 0));
+        stats.global_bytes += static_cast<uint64_t>(pages * sizes.global());
       }
       count.bytes[value_side] += own;
     }

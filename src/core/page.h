@@ -73,7 +73,7 @@ struct Payload {
   uint64_t code_bytes() const { return !device ? codes.size() : kind == PayloadKind::kDense ? 0 : device->code_bytes; }
   uint64_t scale_bytes() const { return device ? device->scale_bytes : scales.size(); }
   uint64_t zero_bytes() const { return device ? device->zero_bytes : zeros.size(); }
-  uint64_t global_bytes() const { return kind == PayloadKind::kEncoded && SizesOf(spec, shape).has_global ? 4 : 0; }
+  uint64_t global_bytes() const { return kind == PayloadKind::kEncoded ? static_cast<uint64_t>(SizesOf(spec, shape).global()) : 0; }
   // What is taken from the budget: `global` is a field of this struct.
   uint64_t bytes() const { return data_bytes() + code_bytes() + scale_bytes() + zero_bytes() + center.size() + message.size(); }
 };

@@ -85,7 +85,8 @@ struct ArraySizes {
   int64_t scales = 0;  // Grid::count x size of the scale type
   int64_t zeros = 0;   // zero points: one byte each (uint minmax, mse, given), scale-type minima (kivi), 0: none
   bool has_global = false;  // one f32: g of e4m3 scales and of nvfp4
-  int64_t total() const { return codes + scales + zeros + (has_global ? 4 : 0); }
+  int64_t global() const { return has_global ? 4 : 0; }
+  int64_t total() const { return codes + scales + zeros + global(); }
 };
 ArraySizes SizesOf(const Spec& spec, const Shape& shape);
 int ScaleBytes(ScaleType type);

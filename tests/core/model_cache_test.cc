@@ -389,6 +389,30 @@ TEST_P(ModelCacheTest, NothingFreezesBeforeTheCenterIsKnown) {
   EXPECT_EQ(cache.Freeze(-1).value().key.pages, 0) << "a page is encoded once";
 }
 
+TEST_P(ModelCacheTest, WhatOneLayerRefusesEncodesNoPageOfAnother) {
+  Random random(10);
+  const Shape shape{1, 1, 80, 8};
+  auto values = Noise(random, 80 * 8);
+  ModelConfig config = ConfigOf(2, 1, 8, "int8/token", "int8/token");
+  config.hot = Type::f16;
+  ModelCache cache = Make(config);
+  const TensorView good = ContiguousView(values.data(), Type::f32, shape);
+  const TensorView both[] = {good, good};
+  ASSERT_TRUE(cache.AppendAll(both, both).ok());
+  // Layer 0 has no page to encode now, layer 1 has.
+  ASSERT_TRUE(cache.Freeze(0).ok());
+  const int64_t frozen = cache.Stats().frozen_pages;
+  auto large = values;
+  large[70 * 8 + 3] = -1e6f;
+  const TensorView bad[] = {ContiguousView(large.data(), Type::f32, shape), good};
+  Status status = cache.AppendAll(both, bad);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().layer, 0);
+  EXPECT_EQ(cache.Stats().frozen_pages, frozen) << "what is refused changes nothing";
+  ASSERT_TRUE(cache.AppendAll(both, both).ok());
+  EXPECT_GT(cache.Stats().frozen_pages, frozen);
+}
+
 TEST_P(ModelCacheTest, NonFiniteValuesAreRefusedOrStayWhereTheyAre) {
   Random random(9);
   const Shape shape{1, 1, 80, 8};
