@@ -115,7 +115,8 @@ struct SteppedLevels {
 
   // How far the root of Error may be from that of the exact sum. Both are distances of a block to its levels, so they differ by no
   // more than the quotients and levels do: by half a step of each element for the rounded product and by half a step for a rounded level
-  // or a whole one for border and gap, by the factor's rounding, and by half a step of StepsOf and the roundings of f32, in all less than 2^-15 of the limit.
+  // or a whole one for border and gap, by the factor's rounding, and by half a step of StepsOf and the roundings of f32, in all less than
+  // 2^-15 of the limit.
   static HWY_INLINE VF Tolerance(int64_t count, VF limit, VF rms, VF step, VF factor) {
     const VF each = hn::Add(hn::Mul(step, Value(kByLevels ? 1.01f : 1.51f)), hn::Add(hn::Mul(hn::Div(rms, factor), Value(0.51f)), hn::Mul(limit, Value(3.1e-5f))));
     return hn::Mul(each, Value(std::sqrt(static_cast<float>(count))));

@@ -168,10 +168,11 @@ struct CodeBytes {
   const hn::Repartition<int8_t, DF> d8;
   const hn::Repartition<uint8_t, DF> u8;
   hn::Vec<hn::Repartition<uint8_t, DF>> mask;
-  hn::Vec<hn::Repartition<uint16_t, DF>> wide_mask;
+  hn::Vec<hn::Repartition<int16_t, DF>> wide_mask;
   // Signed codes, and unsigned ones below 128, fit int8; uint8 codes do not, so those take the other way.
   bool fits_signed;
-  HWY_INLINE explicit CodeBytes(const C& code, uint8_t bits) : mask(hn::Set(hn::Repartition<uint8_t, DF>(), bits)), wide_mask(hn::Set(hn::Repartition<uint16_t, DF>(), bits)), fits_signed(false) {
+  HWY_INLINE explicit CodeBytes(const C& code, uint8_t bits)
+      : mask(hn::Set(hn::Repartition<uint8_t, DF>(), bits)), wide_mask(hn::Set(hn::Repartition<int16_t, DF>(), bits)), fits_signed(false) {
     if constexpr (C::kSigned) fits_signed = bits != 0xff || code.sign != 0;
   }
   // kQuick: codes of QuickEncode.
@@ -185,8 +186,7 @@ struct CodeBytes {
 #if HWY_MAX_BYTES == 16
     if constexpr (C::kSigned) {
       // Without a choice to make.
-      const auto halves = hn::BitCast(d16, wide_mask);
-      return hn::StoreU(hn::ReorderDemote2To(u8, hn::And(low, halves), hn::And(high, halves)), u8, out);
+      return hn::StoreU(hn::ReorderDemote2To(u8, hn::And(low, wide_mask), hn::And(high, wide_mask)), u8, out);
     }
 #endif
     if (C::kSigned && fits_signed) return InOrder(hn::And(hn::BitCast(u8, hn::ReorderDemote2To(d8, low, high)), mask), out);
@@ -849,6 +849,12 @@ HWY_INLINE void AddMagnitudes(const float* x, int64_t count, VF* most, VF* other
   for (; i < count; i += lanes) *most = hn::Max(*most, hn::Abs(LoadFloats(x + i, std::min(lanes, count - i))));
 }
 
+HWY_INLINE float MagnitudeOf(const float* x, int64_t count) {
+  VF most = hn::Zero(DF()), other = most;
+  AddMagnitudes(x, count, &most, &other);
+  return hn::ReduceMax(DF(), hn::Max(most, other));
+}
+
 // Sum of formats/search.h's halving tree over values[0, count); `values` is overwritten and has room up to the next
 // power of two, at least one vector.
 float SumTree(float* values, int64_t count) {
@@ -1099,30 +1105,22 @@ class Quantizer {
 
   void CalibrateRun(int64_t index, const float* x, int64_t count, bool only_largest) {
     float lo = INFINITY, hi = -INFINITY;
-    const int64_t lanes = LaneCount();
-    int64_t i = 0;
-    if (Symmetric() || codec_.family == Family::kLevels) {
-      // Only the largest magnitude counts.
-      VF most = hn::Zero(DF()), most2 = most;
-      for (; i + 2 * lanes <= count; i += 2 * lanes) {
-        most = hn::Max(most, hn::Abs(hn::LoadU(DF(), x + i)));
-        most2 = hn::Max(most2, hn::Abs(hn::LoadU(DF(), x + i + lanes)));
-      }
-      if (i > 0) {
-        hi = hn::ReduceMax(DF(), hn::Max(most, most2));
-        lo = -hi;
-      }
+    if (OnlyMagnitudes()) {
+      hi = MagnitudeOf(x, count);
+      lo = -hi;
     } else {
+      const int64_t lanes = LaneCount();
       Range range = EmptyRange();
+      int64_t i = 0;
       for (; i + lanes <= count; i += lanes) range.Add(hn::LoadU(DF(), x + i));
       if (i > 0) {
         lo = hn::ReduceMin(DF(), range.lo);
         hi = hn::ReduceMax(DF(), range.hi);
       }
-    }
-    for (; i < count; ++i) {
-      lo = std::min(lo, x[i]);
-      hi = std::max(hi, x[i]);
+      for (; i < count; ++i) {
+        lo = std::min(lo, x[i]);
+        hi = std::max(hi, x[i]);
+      }
     }
     if (count == 0) lo = hi = 0;
     float rms = 0;
@@ -1285,9 +1283,7 @@ class Quantizer {
         const float* x = t < valid ? rows[t] + d : kZeroRow;
         const int64_t count = std::min(block, width_ - d), group = t * groups + d / block;
         if (magnitudes) {
-          VF most = hn::Zero(DF());
-          for (int64_t i = 0; i < count; i += lanes) most = hn::Max(most, hn::Abs(hn::LoadU(DF(), x + i)));
-          hi_[group] = hn::ReduceMax(DF(), most);
+          hi_[group] = MagnitudeOf(x, count);
         } else {
           Range range = EmptyRange();
           for (int64_t i = 0; i < count; i += lanes) range.Add(hn::LoadU(DF(), x + i));
@@ -1307,35 +1303,30 @@ class Quantizer {
     const int64_t block = job_.spec.block, lanes = LaneCount(), groups = CeilDiv(width_, block);
     const bool search = job_.spec.calibration == Calibration::kMse;
     if (together_ && !search) return CalibrateRanges(index, tokens, valid, rows, only_largest);
-    int64_t token = 0;
-    if (search && !only_largest && SteppedBlocks()) {
-      for (int64_t group = 0; group < valid * groups; group += lanes) {
-        const int64_t n = std::min(lanes, valid * groups - group);
-        const float* from[kMaxLanes];
-        for (int64_t g = 0; g < n; ++g) from[g] = rows[(group + g) / groups] + (group + g) % groups * block;
+    const bool stepped = search && !only_largest && SteppedBlocks();
+    const bool turned = !stepped && search && block <= kMostSearchedTokens && width_ % block == 0 && 2 * valid * groups >= lanes;
+    const float* tile[kMostSearchedTokens];
+    for (int64_t i = 0; turned && i < block; ++i) tile[i] = tile_ + i * lanes;
+    for (int64_t group = 0; (stepped || turned) && group < valid * groups; group += lanes) {
+      const int64_t n = std::min(lanes, valid * groups - group);
+      const float* from[kMaxLanes];
+      for (int64_t g = 0; g < n; ++g) from[g] = rows[(group + g) / groups] + (group + g) % groups * block;
+      if (stepped) {
         SearchBlocks(index + group, from, n);
+        continue;
       }
-      token = valid;
-    } else if (search && block <= kMostSearchedTokens && width_ % block == 0 && 2 * valid * groups >= lanes) {
-      const float* tile[kMostSearchedTokens];
-      for (int64_t i = 0; i < block; ++i) tile[i] = tile_ + i * lanes;
-      for (int64_t group = 0; group < valid * groups; group += lanes) {
-        const int64_t n = std::min(lanes, valid * groups - group);
-        const float* from[kMaxLanes];
-        for (int64_t g = 0; g < n; ++g) from[g] = rows[(group + g) / groups] + (group + g) % groups * block;
-        int64_t i = 0;
-        for (; n == lanes && i + lanes <= block; i += lanes) {
-          Transpose(from, tile_ + i * lanes);
-          for (int64_t g = 0; g < n; ++g) from[g] += lanes;
-        }
-        for (int64_t k = 0; i + k < block; ++k) {
-          for (int64_t g = 0; g < n; ++g) std::memcpy(tile_ + (i + k) * lanes + g, from[g] + k, 4);
-        }
-        CalibrateChannels(index + group, together_ ? group : -1, {tile, 0, n, block}, false, only_largest);
+      int64_t i = 0;
+      for (; n == lanes && i + lanes <= block; i += lanes) {
+        Transpose(from, tile_ + i * lanes);
+        for (int64_t g = 0; g < n; ++g) from[g] += lanes;
       }
-      token = valid;
+      for (int64_t k = 0; i + k < block; ++k) {
+        for (int64_t g = 0; g < n; ++g) std::memcpy(tile_ + (i + k) * lanes + g, from[g] + k, 4);
+      }
+      CalibrateChannels(index + group, together_ ? group : -1, {tile, 0, n, block}, false, only_largest);
     }
-    const bool rest = token < tokens || SteppedBlocks();
+    int64_t token = stepped || turned ? valid : 0;
+    const bool rest = stepped || token < tokens;
     for (; token < tokens; ++token) {
       for (int64_t d = 0, group = token * groups; d < width_; d += block, ++group) {
         const float* x = token < valid ? rows[token] + d : kZeroRow;
