@@ -2,7 +2,6 @@
 // What load() gives: one instance of the core and everything that makes objects in it.
 import { Core } from './binding.js';
 import type { CoreFunctions } from './binding.js';
-import { KvPagesError } from './errors.js';
 import type { ErrorCode } from './errors.js';
 import { disposeSymbol, Owned } from './owned.js';
 import type { Session } from './owned.js';
@@ -29,6 +28,7 @@ import {
   requireSpec,
   requireString,
   requireValid,
+  specOptions,
   wrongType,
 } from './tensor.js';
 import type { DenseTensor, TensorLike } from './tensor.js';
@@ -136,7 +136,6 @@ export interface QuantizeOptions {
    * llama.cpp rotates its keys and values by, and no rotation where 64 does not divide head_dim. */
   readonly hadamardRun?: 'largest' | 'llama-key' | 'llama-value';
 }
-const coreOptions = ['overflow', 'global', 'rule', 'nonFinite', 'hadamardRun'] as const;
 const quantizeOptions: readonly string[] = [
   'spec',
   'scale',
@@ -147,7 +146,7 @@ const quantizeOptions: readonly string[] = [
   'valid',
   'type',
   'dims',
-  ...coreOptions,
+  ...specOptions,
 ];
 
 /** What a loader found out before an instance is made.
@@ -259,7 +258,7 @@ export class KvPages extends ModelCacheMethods {
       requireValid(options.valid),
       requireString(options.spec, 'spec'),
       options.side === undefined ? '' : requireString(options.side, 'side'),
-      optionWords(options, coreOptions),
+      optionWords(options),
       Float32Array.from(numbers(options.scale, options.scales, 'scale', requireNumber)),
       Int32Array.from(numbers(options.zeroPoint, options.zeroPoints, 'zeroPoint', requireInteger)),
     );

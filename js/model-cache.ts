@@ -24,6 +24,7 @@ import {
   requirePositive,
   requireSpec,
   requireString,
+  specOptions,
   wrongType,
 } from './tensor.js';
 import type { DenseTensor, DenseType, DenseTypeWord, RawTensor, TensorLike } from './tensor.js';
@@ -39,7 +40,6 @@ export interface SideSpec {
   readonly nonFinite?: 'error' | 'saturate' | 'pass';
   readonly hadamardRun?: 'largest' | 'llama-key' | 'llama-value';
 }
-const sideOptions = ['overflow', 'global', 'rule', 'nonFinite', 'hadamardRun'] as const;
 
 /** head_dim of both sides, or of each. */
 export type HeadDim = number | { readonly key: number; readonly value: number };
@@ -480,7 +480,8 @@ export class ModelCache extends Owned {
     const { core } = this.session;
     const writer = this.#writer(options, ['model', 'tokenIds']);
     try {
-      while (progressOf(core, writer.id).done < progressOf(core, writer.id).total) yield nextPiece(core, writer.id);
+      for (let progress = progressOf(core, writer.id); progress.done < progress.total; progress = progressOf(core, writer.id))
+        yield nextPiece(core, writer.id);
     } finally {
       writer.dispose();
     }
@@ -820,10 +821,10 @@ function listOf<T>(value: T | readonly T[]): readonly T[] {
 /** Specs and options of one side, a line for each. */
 function sideWords(side: string | SideSpec | ReadonlyArray<string | SideSpec>, argument: string): { specs: string; options: string } {
   const at = (i: number) => (Array.isArray(side) ? `${argument}[${i}]` : argument);
-  const sides = listOf(side).map((one, i) => requireSpec<SideSpec>(one, at(i), ['spec', ...sideOptions]));
+  const sides = listOf(side).map((one, i) => requireSpec<SideSpec>(one, at(i), ['spec', ...specOptions]));
   // A line feed stands between layers.
   const specs = sides.map((one, i) => requireString(one.spec, `${at(i)}.spec`).replaceAll('\n', ' '));
-  const options = sides.map((one, i) => optionWords(one, sideOptions, `${at(i)}.`));
+  const options = sides.map((one, i) => optionWords(one, `${at(i)}.`));
   return { specs: specs.join('\n'), options: options.join('\n') };
 }
 

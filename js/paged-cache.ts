@@ -15,6 +15,7 @@ import {
   requireInteger,
   requireNumber,
   requireOptions,
+  requirePositive,
   requireString,
   wrongType,
 } from './tensor.js';
@@ -348,9 +349,7 @@ function densePayload(core: Core, instance: number, raw: ReturnType<typeof readC
 
 /** @internal */
 export function splitIntoPages(session: Session, key: unknown, value: unknown, pageTokens: unknown): PagedCache {
-  const tokensPerPage = requireInteger(pageTokens, 'pageTokens');
-  if (tokensPerPage < 1)
-    throw new KvPagesError('ERR_ARGUMENT', `pageTokens: must be > 0, got ${tokensPerPage}`, { argument: 'pageTokens' });
+  const tokensPerPage = requirePositive(requireInteger(pageTokens, 'pageTokens'), 'pageTokens');
   const sides = [sliceTokens(session, key, 'key'), sliceTokens(session, value, 'value')] as const;
   const [keyTokens, valueTokens] = [sides[0].tokens, sides[1].tokens];
   if (keyTokens !== valueTokens) {

@@ -210,13 +210,12 @@ export function requireValid(valid: unknown): number {
   return tokens;
 }
 
-/** Options in the words that the core takes, `name=value` separated by commas. */
-export function optionWords<Name extends string>(
-  options: { readonly [name in Name]?: unknown },
-  names: readonly Name[],
-  prefix = '',
-): string {
-  return names
+/** Options of a spec that do not stand in its string. */
+export const specOptions = ['overflow', 'global', 'rule', 'nonFinite', 'hadamardRun'] as const;
+
+/** These in the words that the core takes, `name=value` separated by commas. */
+export function optionWords(options: { readonly [name in (typeof specOptions)[number]]?: unknown }, prefix = ''): string {
+  return specOptions
     .flatMap((name) => {
       const value: unknown = options[name];
       if (value === undefined) return [];

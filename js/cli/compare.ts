@@ -3,7 +3,7 @@
 import { KvPagesError } from '../index.js';
 import type { KvPages, PagedCache } from '../index.js';
 import type { Command } from './args.js';
-import { Failure, placed, Progress, readInput, shown, writeStdout } from './io.js';
+import { errorAt, Failure, Progress, readInput, shown, writeStdout } from './io.js';
 import { encode, layerNumbers, readLayers, Total } from './layers.js';
 import { backendOptions, loadFrom } from './load.js';
 import { errorText, table } from './text.js';
@@ -112,9 +112,7 @@ function measure(
   } catch (error) {
     // A spec that these shapes do not allow is a result; a word that is no spec at all is a mistake of the caller.
     if (!(error instanceof KvPagesError) || !['ERR_SHAPE', 'ERR_UNSUPPORTED', 'ERR_SPEC'].includes(error.code))
-      return placed(at, () => {
-        throw error;
-      });
+      throw errorAt(at, error);
     return { ...pair, refused: error.message };
   }
   return {

@@ -44,10 +44,15 @@ export function placed<T>(place: string, work: () => T): T {
   try {
     return work();
   } catch (error) {
-    if (!(error instanceof KvPagesError) || error.code === 'ERR_SPEC') throw error;
-    const at = error.byteOffset === undefined || error.message.includes('at byte') ? '' : `, at byte ${error.byteOffset}`;
-    throw new KvPagesError(error.code, `${place}: ${error.message}${at}`, {}, { cause: error });
+    throw errorAt(place, error);
   }
+}
+
+/** What `placed` throws for an error. */
+export function errorAt(place: string, error: unknown): unknown {
+  if (!(error instanceof KvPagesError) || error.code === 'ERR_SPEC') return error;
+  const at = error.byteOffset === undefined || error.message.includes('at byte') ? '' : `, at byte ${error.byteOffset}`;
+  return new KvPagesError(error.code, `${place}: ${error.message}${at}`, {}, { cause: error });
 }
 
 const partOf = (name: string): string => `${name}.${randomBytes(4).toString('hex')}.part`;

@@ -219,7 +219,7 @@ Result<PayloadRef> MakeAffine(const InstanceRef& instance, const Shape& shape, T
   payload->has_zeros = !parts.zeros.empty();
   if (payload->has_zeros) {
     payload->zero_byte = parts.zeros[0];
-    if (parts.own_zeros.empty()) {
+    if (!unpacked) {
       KVP_ASSIGN(payload->zeros, Bytes::Copy(parts.zeros.data(), parts.zeros.size(), instance->budget));
     } else {
       payload->zeros = std::move(parts.own_zeros);
@@ -375,11 +375,9 @@ Result<PayloadRef> Encode(const InstanceRef& instance, const TensorView& view, i
       return MakeError(Code::kArgument, "scale", "calibration 'given' needs " + Text(count) + " scales for " + CanonicalSpec(spec),
                        Text(options.scale_count));
     }
-    for (int64_t i = 0; i < count; ++i) {
-      if (!std::isfinite(options.scales[i]) || options.scales[i] <= 0) {
-        return MakeError(Code::kArgument, "scale", "must be finite and > 0",
-                         Text(static_cast<double>(options.scales[i])) + (count > 1 ? " at index " + Text(i) : ""));
-      }
+    if (const int64_t bad = FirstBadScale(options.scales, count); bad < count) {
+      return MakeError(Code::kArgument, "scale", "must be finite and > 0",
+                       Text(static_cast<double>(options.scales[bad])) + (count > 1 ? " at index " + Text(bad) : ""));
     }
     KVP_TRY(StoreScales(spec, options.scales, count, payload->scales.data(), &payload->global));
     const TypeInfo& info = Info(spec.type);

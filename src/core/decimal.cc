@@ -173,7 +173,8 @@ std::optional<double> Parse(std::string_view text, int precision, int least) {
   }
   // above / below times 2^shift gets `precision` bits before the point.
   Big below(1);
-  (power < 0 ? below : above).TimesTen(std::abs(power));
+  above.TimesTen(power);
+  below.TimesTen(-power);
   int shift = std::min(precision - 1 - (above.bits() - below.bits()), -least);
   above.TimesTwo(shift);
   below.TimesTwo(precision - std::min(shift, 0));

@@ -26,6 +26,7 @@ Tables MakeTables() {
   }
   return tables;
 }
+
 uint32_t ByTable(const uint8_t* at, size_t size, uint32_t crc) {
   // Made when first asked for: as constants they would be 8 kB of every download, and no compressor makes those smaller.
   static const Tables tables = MakeTables();

@@ -13,6 +13,7 @@
 
 #include "attention/coded.h"
 #include "attention/kernels.h"
+#include "support/caches.h"
 #include "support/exact_attention.h"
 #include "support/vectors.h"
 
@@ -24,13 +25,8 @@ using test::ExactAttention;
 using test::JsonValue;
 using test::VectorFile;
 using test::Noise;
+using test::SpecOf;
 using Random = std::mt19937;
-
-Spec SpecOf(std::string_view text) {
-  auto spec = ParseSpec(text, "spec");
-  EXPECT_TRUE(spec.ok()) << text;
-  return spec.value();
-}
 
 class AttentionTest : public ::testing::TestWithParam<const Backend*> {
  protected:

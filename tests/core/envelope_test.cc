@@ -141,7 +141,7 @@ TEST_P(EnvelopeTest, RoundTripKeepsEverything) {
 TEST_P(EnvelopeTest, EveryPresetAndAnEmptyCache) {
   for (const Preset& preset : Presets()) {
     SCOPED_TRACE(std::string(preset.name));
-    ModelCache cache = Make(ConfigOf(1, 1, 64, std::string(preset.key).c_str(), std::string(preset.value).c_str()));
+    ModelCache cache = Make(ConfigOf(1, 1, 64, preset.key, preset.value));
     for (const int64_t tokens : {0, 72, 3}) {
       if (tokens > 0) Append(cache, tokens, 5);
       const Raw bytes = Saved(cache);
